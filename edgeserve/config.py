@@ -1,0 +1,91 @@
+"""How the engine and the server are set up: frozen, validated, in llama.cpp's own words.
+
+The one place for defaults; command line, docs and server read them from here. Nothing is read from the
+environment or from files at import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgeserve.errors import UsageError
+
+FlashAttention = Literal["on", "off", "auto"]
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+DEFAULT_N_CTX_SEQ = 4096
+"""Tokens per sequence where neither the user nor a plan says more; less when the model was trained for less."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One model on one context.
+
+    `n_ctx` is the pool: KV cells in all. `n_ctx_seq` is the most that one request may hold, prompt and answer
+    together; 0 takes what the cell layout gives (the pool when cells are unified, an equal share when split).
+    `n_threads` 0 takes the CPU budget. `n_predict` is the cap on output tokens of a request that names none;
+    0 takes what is left of `n_ctx_seq`, but at most a half of it.
+    """
+
+    model_path: str
+    n_ctx: int = 0
+    n_ctx_seq: int = 0
+    n_seq_max: int = 4
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_gpu_layers: int = -1
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    flash_attn: FlashAttention = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    kv_unified: bool = False
+    swa_full: bool = True
+    offload_kqv: bool = True
+    use_mmap: bool = True
+    use_mlock: bool = False
+    use_extra_bufts: bool = True
+    n_predict: int = 0
+    prefill_chunk: int = 32
+    """Prompt tokens in a step that also carries decodes: the bound on how long a decode waits for a prompt."""
+    max_waiting: int = 64
+    max_queue_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("n_ctx", "n_ctx_seq", "n_threads", "n_threads_batch", "n_predict", "max_waiting"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative.")
+        for name in ("n_seq_max", "n_batch", "n_ubatch", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1.")
+        if self.n_seq_max > 256:
+            raise UsageError(f"n_seq_max {self.n_seq_max} is more than llama.cpp's 256 sequences.")
+        for cache_type in (self.type_k, self.type_v):
+            if cache_type not in CACHE_TYPES:
+                raise UsageError(f"Unknown cache type {cache_type}.", f"One of: {', '.join(CACHE_TYPES)}.")
+        if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
+            raise UsageError(
+                f"A quantized V cache ({self.type_v}) needs flash attention.", "Use -fa on, or -ctv f16."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where and to whom the server answers."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    model_alias: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    chat_template: str = ""
+    """Jinja source used in place of the model's own template."""
+    reasoning_format: Literal["deepseek", "none"] = "deepseek"
+    max_body_bytes: int = 16 << 20
+    sse_ping_s: float = 5.0
+    drain_timeout_s: float = 30.0
+    request_defaults: dict[str, float | int] = field(default_factory=dict)
+    """Sampling defaults of this server, by SamplingParams field."""
