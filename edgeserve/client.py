@@ -1,0 +1,281 @@
+"""Streaming client for any OpenAI-compatible server.
+
+    async with Client("http://127.0.0.1:8080") as client:          # with or without /v1
+        async with aclosing(client.chat_stream(messages, max_tokens=64)) as events:
+            async for event in events:
+                if event.kind is EventKind.TEXT: print(event.text, end="")
+
+Owns: addresses, headers, time stamps at the arrival of raw bytes (before any parsing), and errors by name.
+Does not know: retries (a refused request is a result, never hidden), benchmarks, terminals.
+
+Leaving the `aclosing` block, or cancelling the task, closes the socket, which is how a server learns that
+nobody waits for the answer any more.
+
+Errors: `ServerUnreachableError` (nothing answers), `RemoteError` (an HTTP error, with `status`, `code`,
+`message`, `retry_after_s`), `StreamBrokenError` (cut off in mid-answer), `RequestTimeoutError` (silence
+longer than `read_timeout_s`). An error that a server sends inside a running stream is not raised: it is the
+last event, of kind ERROR, so that what came before it stays usable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from edgeserve.errors import RequestTimeoutError, ServerUnreachableError, UsageError
+from edgeserve.stream_events import (
+    EventKind,
+    RemoteError,
+    SSEDecoder,
+    StreamBrokenError,
+    StreamEvent,
+    read_error,
+    read_event,
+)
+
+Message = Mapping[str, Any]
+CONNECT_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One entry of /v1/models. `n_ctx` is None when the server does not say; `meta` is its own object."""
+
+    id: str
+    n_ctx: int | None
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Health:
+    is_ok: bool
+    status: str  # the server's own word: "ok", "Loading model", ...
+
+
+def server_root(base_url: str) -> str:
+    """`localhost:8080`, `http://localhost:8080/v1/` and the like -> `http://localhost:8080`."""
+    url = base_url.strip()
+    if "://" not in url:
+        url = f"http://{url}"
+    url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+    parsed = httpx2.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"{base_url!r} is not a server address.", "Write http://host:port.")
+    return url
+
+
+class Client:
+    """One server. Use it as an async context manager, or call `aclose`.
+
+    `model` goes into requests that name none; without it the first model that the server lists is taken.
+    `read_timeout_s` bounds the silence between two pieces of a stream (None: wait for as long as it takes,
+    since a long prompt is silent on servers that send no pings). `clock` stamps the arrivals.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        read_timeout_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.root = server_root(base_url)
+        self.model = model
+        self._clock = clock
+        # Identity: compressed bytes would be stamped when a block fills up, not when a token is sent.
+        headers = {"Accept-Encoding": "identity"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._http = httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def chat_stream(
+        self, messages: Sequence[Message], **params: object
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """POST /v1/chat/completions, streamed. `params` are the API's own fields; None leaves one out."""
+        body = {"messages": list(messages), **params}
+        async with aclosing(self._stream("/v1/chat/completions", body)) as events:
+            async for event in events:
+                yield event
+
+    async def completion_stream(self, prompt: object, **params: object) -> AsyncGenerator[StreamEvent, None]:
+        """POST /v1/completions, streamed. `prompt` is a string or a list of token ids."""
+        async with aclosing(self._stream("/v1/completions", {"prompt": prompt, **params})) as events:
+            async for event in events:
+                yield event
+
+    async def get_json(self, path: str) -> Any:
+        """GET a path below the server's root (`/props`, `/v1/models`, `/slots`), parsed."""
+        return _parse(await self._get(path))
+
+    async def get_text(self, path: str) -> str:
+        """GET a path below the server's root as text (`/metrics`)."""
+        return (await self._get(path)).text
+
+    async def post_json(self, path: str, body: Mapping[str, object]) -> Any:
+        """POST a JSON object to a path below the server's root, and parse the answer."""
+        with self._named_errors():
+            response = await self._http.post(self.root + path, json=dict(body))
+        _raise_for_status(response)
+        return _parse(response)
+
+    async def models(self) -> list[ModelInfo]:
+        """GET /v1/models."""
+        answer = await self.get_json("/v1/models")
+        entries = answer.get("data") if isinstance(answer, dict) else None
+        found = [entry for entry in entries or [] if isinstance(entry, dict) and "id" in entry]
+        return [_read_model(entry) for entry in found]
+
+    async def health(self) -> Health:
+        """GET /health. A server that is still loading is reachable and not ok; no server is an error."""
+        try:
+            answer = await self.get_json("/health")
+        except RemoteError as error:
+            # 404: an OpenAI-compatible server without this route is up all the same.
+            return Health(error.status == 404, "ok" if error.status == 404 else error.message)
+        status = answer.get("status") if isinstance(answer, dict) else None
+        return Health(True, str(status or "ok"))
+
+    async def default_model(self) -> str:
+        """The model used when a request names none; asked of the server once."""
+        if self.model is None:
+            found = await self.models()
+            self.model = found[0].id if found else "default"
+        return self.model
+
+    async def _get(self, path: str) -> httpx2.Response:
+        with self._named_errors():
+            response = await self._http.get(self.root + path)
+        _raise_for_status(response)
+        return response
+
+    async def _stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[StreamEvent, None]:
+        fields = {"stream": True, "stream_options": {"include_usage": True}, **body}
+        if fields.get("model") is None:
+            fields["model"] = await self.default_model()
+        fields = {name: value for name, value in fields.items() if value is not None}
+        async with self._open(path, fields) as response, aclosing(self._events(response)) as events:
+            async for event in events:
+                yield event
+                if event.kind is EventKind.ERROR:
+                    return
+                if event.kind is EventKind.DONE:
+                    await _read_to_end(events)
+                    return
+
+    async def _events(self, response: httpx2.Response) -> AsyncGenerator[StreamEvent, None]:
+        decoder = SSEDecoder()
+        is_finished = False
+        at_s = self._clock()
+        with self._named_errors():
+            async with aclosing(response.aiter_raw()) as chunks:
+                async for chunk in chunks:
+                    at_s = self._clock()
+                    for event in _typed(decoder.feed(chunk), at_s):
+                        is_finished = is_finished or event.kind is EventKind.FINISH
+                        yield event
+        for event in _typed(decoder.flush(), at_s):
+            is_finished = is_finished or event.kind in (EventKind.FINISH, EventKind.DONE)
+            yield event
+        if not is_finished:
+            raise StreamBrokenError("The server closed the stream before the answer was finished.")
+
+    @asynccontextmanager
+    async def _open(self, path: str, body: Mapping[str, object]) -> AsyncIterator[httpx2.Response]:
+        request = self._http.build_request("POST", self.root + path, json=body)
+        with self._named_errors():
+            response = await self._http.send(request, stream=True)
+        try:
+            if response.status_code >= 400:
+                with self._named_errors():
+                    await response.aread()
+                _raise_for_status(response)
+            yield response
+        finally:
+            await response.aclose()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise ServerUnreachableError(
+                f"No server answers at {self.root}.", "Is it running, and is this its address?"
+            ) from error
+        except httpx2.TimeoutException as error:
+            raise RequestTimeoutError(f"{self.root} stayed silent for longer than allowed.") from error
+        except httpx2.TransportError as error:
+            raise StreamBrokenError(f"The connection to {self.root} broke: {error}.") from error
+
+
+async def _read_to_end(events: AsyncIterator[StreamEvent]) -> None:
+    """The connection can serve again only once its body is read; a server that keeps it open loses it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            async for _ in events:
+                pass
+
+
+def _typed(decoded: Iterator[tuple[bool, str]], at_s: float) -> Iterator[StreamEvent]:
+    for is_comment, text in decoded:
+        if is_comment:
+            yield StreamEvent(EventKind.PING, at_s, text=text)
+        else:
+            yield from read_event(text, at_s)
+
+
+def _raise_for_status(response: httpx2.Response) -> None:
+    if response.status_code < 400:
+        return
+    try:
+        body = response.json()
+    except ValueError:
+        body = response.text[:500]
+    raise read_error(body, response.status_code, _retry_after_s(response.headers.get("Retry-After")))
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    try:
+        return float(header) if header else None
+    except ValueError:
+        return None  # the HTTP-date form; nobody in this field sends it
+
+
+def _parse(response: httpx2.Response) -> Any:
+    try:
+        return response.json()
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise RemoteError(f"{response.url} did not answer with JSON.", status=502) from error
+
+
+def _read_model(entry: Mapping[str, Any]) -> ModelInfo:
+    meta = entry.get("meta")
+    meta = meta if isinstance(meta, dict) else {}
+    n_ctx = meta.get("n_ctx") or entry.get("max_model_len")
+    return ModelInfo(str(entry["id"]), int(n_ctx) if isinstance(n_ctx, int | float) else None, meta)
