@@ -67,7 +67,10 @@ def server_root(base_url: str) -> str:
     if "://" not in url:
         url = f"http://{url}"
     url = url.rstrip("/").removesuffix("/v1").rstrip("/")
-    parsed = httpx2.URL(url)
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL:
+        parsed = httpx2.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UsageError(f"{base_url!r} is not a server address.", "Write http://host:port.")
     return url

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 
@@ -70,17 +71,18 @@ class Timeline:
         return cls(arrival_s, tuple(OutputEvent(stamp) for stamp in stamps_s))
 
     @classmethod
-    def of_chunks(cls, arrival_s: float, stamps_s: Sequence[float], num_tokens: int) -> Timeline:
+    def of_chunks(cls, arrival_s: float, stamps_s: Sequence[float], num_tokens: int | None) -> Timeline:
         """Chunks whose own sizes are unknown, with the total that the server's `usage` states.
 
-        The tokens are spread evenly over the chunks (a chunk holds at least one), which keeps TTFT, E2E and
-        TPOT exact and makes only the token's place within its chunk an approximation.
+        Chunks with the same stamp came in one piece and are one event. The tokens are spread evenly over the
+        chunks (each holds at least one), which keeps TTFT, E2E and TPOT exact and makes only a token's place
+        within its chunk an approximation. `num_tokens` None: one token a chunk.
         """
-        num_chunks = len(stamps_s)
-        total = max(num_tokens, num_chunks)
-        bounds = [index * total // num_chunks for index in range(num_chunks + 1)] if num_chunks else []
+        total = max(num_tokens or 0, len(stamps_s))
+        bounds = [index * total // len(stamps_s) for index in range(len(stamps_s) + 1)] if stamps_s else []
         sizes = [upper - lower for lower, upper in pairwise(bounds)]
-        return cls(arrival_s, tuple(OutputEvent(at, size) for at, size in zip(stamps_s, sizes, strict=True)))
+        chunks = groupby(zip(stamps_s, sizes, strict=True), key=itemgetter(0))
+        return cls(arrival_s, tuple(OutputEvent(at, sum(size for _, size in group)) for at, group in chunks))
 
     @property
     def num_tokens(self) -> int:

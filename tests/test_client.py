@@ -37,7 +37,7 @@ def test_addresses_with_and_without_v1(address: str) -> None:
     assert server_root(address) == "http://h:1"
 
 
-@pytest.mark.parametrize("address", ["", "ftp://h", "http://"])
+@pytest.mark.parametrize("address", ["", "ftp://h", "http://", "http://h:port"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(UsageError):
         server_root(address)

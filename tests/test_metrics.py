@@ -111,6 +111,15 @@ def test_chunks_take_their_token_count_from_usage() -> None:
     assert Timeline.of_chunks(0, [1.0, 2.0], num_tokens=2).itl_s == pytest.approx((1.0,))
 
 
+def test_chunks_that_came_in_one_piece_are_one_event() -> None:
+    timeline = Timeline.of_chunks(0, [1.0, 2.0, 2.0, 3.0], num_tokens=None)
+    assert [event.num_tokens for event in timeline.events] == [1, 2, 1]
+    assert timeline.gaps_s == pytest.approx((1.0, 1.0))
+    assert timeline.itl_s is None
+    with pytest.raises(TimelineError):
+        Timeline.of_chunks(0, [], num_tokens=None)
+
+
 def test_neighbouring_windows_count_each_token_once() -> None:
     timeline = Timeline.of_tokens(0, [1.0, 2.0, 3.0])
     assert timeline.tokens_between(0, 2) + timeline.tokens_between(2, 4) == 3
