@@ -191,7 +191,7 @@ def _profile(
 def _known(text: str) -> DeviceProfile | None:
     """Drivers add marks and chip names to a product's name: "AMD Radeon RX 7900 XTX (RADV NAVI31)"."""
     plain = re.sub(r"\((r|tm)\)", " ", text.lower())
-    plain = re.sub(r"\([^)]*\)|@.*|\brev .*|\b\d+-core processor\b|\bmodel b\b", " ", plain)
+    plain = re.sub(r"\([^)]*\)|@.*|\brev .*|\b\d+-core( processor)?\b|\bmodel b\b", " ", plain)
     try:
         return find_profile(plain).profile if plain.strip() else None
     except EdgeserveError:
