@@ -16,7 +16,8 @@ FlashAttention = Literal["on", "off", "auto"]
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 DEFAULT_N_CTX_SEQ = 4096
-"""Tokens per sequence where neither the user nor a plan says more; less when the model was trained for less."""
+"""Tokens per sequence where neither the user nor a plan says more; less when the model was trained for
+less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class EngineConfig:
     use_extra_bufts: bool = True
     n_predict: int = 0
     prefill_chunk: int = 32
-    """Prompt tokens in a step that also carries decodes: the bound on how long a decode waits for a prompt."""
+    """Prompt tokens in a step that also carries decodes: the bound on how long a decode waits for a
+    prompt."""
     max_waiting: int = 64
     max_queue_s: float = 600.0
 

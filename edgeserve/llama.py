@@ -1,4 +1,5 @@
-"""The runtime: a thin typed layer over llama-cpp-python's low-level bindings, and the only file that imports them.
+"""The runtime: a thin typed layer over llama-cpp-python's low-level bindings, and the only file that imports
+them.
 
 Owns the loaded library, a model with its vocabulary, a context with its memory, and a batch. Knows nothing of
 requests, scheduling or text formats.
@@ -15,11 +16,9 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +37,7 @@ CACHE_TYPE_IDS = {
 """ggml_type numbers (ggml.h) of the cache types that llama.cpp accepts."""
 
 _FLASH_ATTN_IDS = {"auto": -1, "off": 0, "on": 1}
-_DEVICE_TYPES = ("cpu", "gpu", "igpu", "accel", "meta")
 _ATTR_CONTROL, _ATTR_USER_DEFINED = 1 << 3, 1 << 4
-_LOG_LEVEL_WARN = 3
 
 
 def load_library() -> ModuleType:
@@ -75,54 +72,6 @@ def check_version(version: str) -> None:
             f"llama-cpp-python {version} is not a tested release (its C structs change between releases).",
             f"Install one from {dotted[0]} up to, not including, {dotted[1]}.",
         )
-
-
-def _function(name: str, restype: Any, *argtypes: Any) -> Any:
-    # ggml's symbols are reached through libllama, which depends on it: opening the wheel's own libggml file
-    # would map a second copy with a device registry of its own.
-    function = getattr(load_library()._lib, name)
-    function.restype, function.argtypes = restype, list(argtypes)
-    return function
-
-
-def system_info() -> str:
-    """What the build can do on this CPU, as llama.cpp prints it ("AVX2 = 1 | AVX512 = 1 | ...")."""
-    return str(load_library().llama_print_system_info().decode())
-
-
-def supports_gpu_offload() -> bool:
-    """Whether this build can place layers on a GPU at all."""
-    return bool(load_library().llama_supports_gpu_offload())
-
-
-@dataclass(frozen=True, slots=True)
-class GgmlDevice:
-    """One device of ggml's own list. `type` is cpu, gpu, igpu, accel or meta. The CPU's free memory is its total."""
-
-    name: str
-    description: str
-    type: str
-    memory_free_bytes: int
-    memory_total_bytes: int
-
-
-def devices() -> tuple[GgmlDevice, ...]:
-    """The devices that this build sees. On CUDA the first call makes a context of some hundred MB."""
-    count = _function("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    return tuple(_device(get(index)) for index in range(count))
-
-
-def _device(handle: int) -> GgmlDevice:
-    text = [
-        _function(f"ggml_backend_dev_{what}", ctypes.c_char_p, ctypes.c_void_p)(handle)
-        for what in ("name", "description")
-    ]
-    kind = _function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    size_p = ctypes.POINTER(ctypes.c_size_t)
-    _function("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
-    return GgmlDevice(text[0].decode(), text[1].decode(), _DEVICE_TYPES[kind], free.value, total.value)
 
 
 class Log:
@@ -175,7 +124,9 @@ class Model:
         params.n_gpu_layers = n_gpu_layers
         params.load_mode = (1 if use_mmap else 0) | (2 if use_mlock else 0)
         params.use_extra_bufts = use_extra_bufts
-        progress = library.llama_progress_callback(lambda part, _: on_progress is None or on_progress(part) is None)
+        progress = library.llama_progress_callback(
+            lambda part, _: on_progress is None or on_progress(part) is None
+        )
         params.progress_callback = progress
         self._log.lines.clear()
         self.handle = library.llama_model_load_from_file(os.fsencode(self.path), params)
@@ -240,7 +191,9 @@ class Model:
     def keeps_state(self) -> bool:
         """Whether it has recurrent layers, whose state cannot be cut back to a shorter prefix."""
         library = self._library
-        return bool(library.llama_model_is_recurrent(self.handle) or library.llama_model_is_hybrid(self.handle))
+        return bool(
+            library.llama_model_is_recurrent(self.handle) or library.llama_model_is_hybrid(self.handle)
+        )
 
     @property
     def chat_template(self) -> str | None:
@@ -280,7 +233,11 @@ class Model:
         """The texts that parse as one control or user-defined token, such as "<|im_start|>"."""
         attributes, text = self._library.llama_vocab_get_attr, self._library.llama_vocab_get_text
         special = _ATTR_CONTROL | _ATTR_USER_DEFINED
-        found = (text(self.vocab, token) for token in range(self.n_vocab) if attributes(self.vocab, token) & special)
+        found = (
+            text(self.vocab, token)
+            for token in range(self.n_vocab)
+            if attributes(self.vocab, token) & special
+        )
         return frozenset(piece.decode("utf-8", "replace") for piece in found if piece)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -341,7 +298,8 @@ class Batch:
         self.num_tokens = 0
 
     def add(self, token_ids: Sequence[int], first_pos: int, seq_id: int, *, last_logits: bool) -> int:
-        """Append consecutive tokens of one sequence; returns the row of the last. One row of logits at most."""
+        """Append consecutive tokens of one sequence; returns the row of the last. One row of logits at
+        most."""
         start, end = self.num_tokens, self.num_tokens + len(token_ids)
         assert end <= self.capacity, "the scheduler keeps a step within the batch"
         self._token[start:end] = token_ids
@@ -378,6 +336,7 @@ class Context:
             raise _context_error(model._log, config)
         self._memory = library.llama_get_memory(self.handle)
         self._logits_ith = library.llama_get_logits_ith
+        self._window = 0 if config.swa_full else int(library.llama_model_n_swa(model.handle))
 
     def close(self) -> None:
         if self.handle:
@@ -394,13 +353,19 @@ class Context:
         """Cells that one sequence can use."""
         return int(self._library.llama_n_ctx_seq(self.handle))
 
-    def decode(self, batch: Batch) -> int:
+    def decode(self, batch: Batch, *, warm_up: bool = False) -> int:
         """Run one step: 0 done, 1 no free cells, 2 aborted, negative on a bad batch or a failed computation.
 
-        After anything but 0 micro-batches already computed may stay in memory: see `seq_pos_max`.
+        After anything but 0 micro-batches already computed may stay in memory: see `seq_pos_max`. `warm_up`
+        touches every expert of a mixture, where a token would touch a few.
         """
         batch.struct.n_tokens = batch.num_tokens
-        return int(self._library.llama_decode(self.handle, batch.struct))
+        if warm_up:
+            self._library.llama_set_warmup(self.handle, True)
+        code = int(self._library.llama_decode(self.handle, batch.struct))
+        if warm_up:
+            self._library.llama_set_warmup(self.handle, False)
+        return code
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row that asked for them, shape (n_vocab,): a view, valid until the next decode."""
@@ -412,6 +377,16 @@ class Context:
         if not self._memory:
             return True
         return bool(self._library.llama_memory_seq_rm(self._memory, seq_id, first_pos, end_pos))
+
+    def cut_back(self, seq_id: int, num_tokens: int) -> bool:
+        """Keep only a sequence's first `num_tokens` tokens. False where that cannot be done faithfully:
+        recurrent state cannot go back, and a sliding window may have dropped cells that the kept tokens
+        attend to."""
+        if self._window and num_tokens <= self.seq_pos_max(seq_id):
+            oldest = int(self._library.llama_memory_seq_pos_min(self._memory, seq_id))
+            if oldest > max(0, num_tokens - self._window):
+                return False
+        return self.seq_rm(seq_id, num_tokens)
 
     def seq_cp(self, source: int, target: int, first_pos: int = -1, end_pos: int = -1) -> None:
         """Let `target` share `source`'s tokens. With split cells only the full range may be copied."""
@@ -435,7 +410,7 @@ def _context_error(log: Log, config: EngineConfig) -> ModelError:
     reason = log.errors() or "no reason given"
     if any("alloc" in line for line in log.lines):
         return OutOfMemoryError(
-            f"No memory for a context of {config.n_ctx:,} tokens over {config.n_seq_max} sequences: {reason}.",
+            f"No memory for a context of {config.n_ctx:,} tokens, {config.n_seq_max} sequences: {reason}.",
             "Ask for a smaller -c or fewer sequences (-np).",
         )
     return ModelError(f"llama.cpp could not make a context: {reason}.")

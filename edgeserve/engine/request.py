@@ -1,7 +1,8 @@
 """The engine's three nouns: what was asked (Request), one generation in progress (Sequence), and what comes
 out of a step for it (RequestOutput).
 
-Owns the arithmetic on a sequence's counters and its timeline. Knows nothing of batches, cells or text rendering.
+Owns the arithmetic on a sequence's counters and its timeline. Knows nothing of batches, cells or text
+rendering.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from edgeserve.errors import RequestError
 
 
 class FinishReason(StrEnum):
-    """Why a generation ended, in OpenAI's words; CANCELLED and ERROR never reach a client as a finish_reason."""
+    """Why a generation ended, in OpenAI's words; CANCELLED and ERROR never reach a client as a
+    finish_reason."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -186,7 +188,8 @@ class Sequence:
         return RequestTimings(
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
-            num_evaluated_tokens=min(self.num_computed_tokens, self.num_prompt_tokens) - self.num_cached_tokens,
+            num_evaluated_tokens=min(self.num_computed_tokens, self.num_prompt_tokens)
+            - self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
             queue_s=None if start is None else start - arrival,
             prefill_s=None if start is None or first is None else first - start,
@@ -232,7 +235,8 @@ class EngineStats:
     num_used_cells: int = 0
     num_cached_cells: int = 0
     """Of the used cells, those of idle sequences, kept only for reuse."""
-    last_step: StepStats | None = None
+    recent_steps: tuple[StepStats, ...] = ()
+    """The latest steps, oldest first."""
     num_prompt_tokens_total: int = 0
     num_cached_tokens_total: int = 0
     num_output_tokens_total: int = 0
@@ -241,3 +245,7 @@ class EngineStats:
     finished_total: dict[str, int] = field(default_factory=dict)
     heartbeat_s: float = 0.0
     """Clock of the engine thread's last sign of life; compare with time.perf_counter()."""
+
+    @property
+    def last_step(self) -> StepStats | None:
+        return self.recent_steps[-1] if self.recent_steps else None

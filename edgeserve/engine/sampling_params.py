@@ -1,6 +1,7 @@
 """What the caller asked of sampling: the options of one request, validated, in the field's own names.
 
-Owns ranges and defaults. Knows nothing of llama.cpp's sampler objects (sampler.py) or wire formats (server/protocol.py).
+Owns ranges and defaults. Knows nothing of llama.cpp's sampler objects (sampler.py) or wire formats
+(server/protocol.py).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class SamplingParams:
         _check_stops(self.stop)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(
-                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}.", param="logit_bias"
+                f"logit_bias has {len(self.logit_bias)} entries; at most {MAX_LOGIT_BIAS}.",
+                param="logit_bias",
             )
         for _, bias in self.logit_bias:
             if math.isnan(bias) or bias > 1e4:
@@ -99,4 +101,6 @@ def _check_stops(stop: tuple[str, ...]) -> None:
     if any(not text for text in stop):
         raise InvalidRequestError("A stop string must not be empty.", param="stop")
     if any(len(text) > MAX_STOP_CHARS for text in stop):
-        raise InvalidRequestError(f"A stop string may have at most {MAX_STOP_CHARS} characters.", param="stop")
+        raise InvalidRequestError(
+            f"A stop string may have at most {MAX_STOP_CHARS} characters.", param="stop"
+        )

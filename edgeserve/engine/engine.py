@@ -1,0 +1,300 @@
+"""One step: schedule, run, update. The engine proper, without a thread of its own.
+
+Owns the sequences, their finish rules, their text and their timeline. Knows nothing of asyncio or HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+
+from edgeserve.config import EngineConfig
+from edgeserve.engine.detokenizer import Detokenizer
+from edgeserve.engine.kv_cache import KVCache
+from edgeserve.engine.model_runner import DecodeFailedError, ModelRunner, SampledToken
+from edgeserve.engine.request import (
+    EngineStats,
+    FinishReason,
+    Request,
+    RequestOutput,
+    Sequence,
+    SequenceStats,
+    StepStats,
+    TokenLogprob,
+)
+from edgeserve.engine.scheduler import Chunk, Scheduler, SchedulerOutput
+from edgeserve.errors import (
+    ContextLengthError,
+    EngineError,
+    QueueFullError,
+    RequestError,
+    RequestTimeoutError,
+)
+from edgeserve.llama import Context, Model
+
+_DECODE_ALONE_WEIGHT = 0.1
+_NUM_RECENT_STEPS = 64
+
+
+class Engine:
+    """Sequences in, outputs out. Everything here runs on one thread, except `check`, which only reads."""
+
+    def __init__(self, model: Model, context: Context, config: EngineConfig) -> None:
+        """`config` must be resolved, with `n_ctx` and `n_ctx_seq` as the context reports them."""
+        self._model = model
+        self._config = config
+        self.runner = ModelRunner(context, config.n_batch)
+        self.scheduler = Scheduler(
+            KVCache(config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified),
+            token_budget=config.n_batch,
+            prefill_chunk=config.prefill_chunk,
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._detokenizers: dict[str, Detokenizer] = {}
+        self._totals: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._prefill_s = self._decode_s = 0.0
+        self._decode_alone_s: dict[int, float] = {}
+        self._recent_steps: deque[StepStats] = deque(maxlen=_NUM_RECENT_STEPS)
+        self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    # -- commands -------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> int:
+        """The request's cap on output tokens. Raises ContextLengthError when its prompt leaves no room."""
+        room = self._config.n_ctx_seq - len(request.prompt_token_ids)
+        if room < 1:
+            raise ContextLengthError(len(request.prompt_token_ids), self._config.n_ctx_seq)
+        return min(request.sampling.max_tokens or self._config.n_predict, room)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ContextLengthError or QueueFullError: that request's answer."""
+        max_tokens = self.check(request)
+        if len(self.scheduler.waiting) >= self._config.max_waiting:
+            self._finished["rejected"] += 1
+            raise QueueFullError(
+                f"{len(self.scheduler.waiting)} requests are waiting, as many as may.", self._retry_after_s()
+            )
+        sequence = Sequence(request, max_tokens)
+        self._sequences[request.request_id] = sequence
+        self._detokenizers[request.request_id] = Detokenizer(request.sampling.stop)
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request at its client's wish, waiting or running; None when it is over already."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        return self._end(sequence, FinishReason.CANCELLED)
+
+    def abort_all(self, error: RequestError) -> list[RequestOutput]:
+        """End every request with the same error."""
+        return [self._end(sequence, FinishReason.ERROR, error) for sequence in list(self._sequences.values())]
+
+    # -- one step -------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Admit, decide, run, update. Returns what is new for each sequence that took part or ended."""
+        outputs = self._expire()
+        self._admit()
+        decision = self.scheduler.schedule()
+        if not decision.chunks:
+            return outputs
+        start = time.perf_counter()
+        for chunk in decision.chunks:
+            if chunk.sequence.first_scheduled_s is None:
+                chunk.sequence.first_scheduled_s = start
+        sampled, failed = self._run(decision)
+        end = time.perf_counter()
+        self._account(decision, start, end)
+        outputs += failed
+        outputs += [self._update(result, end) for result in sampled]
+        return outputs
+
+    def _expire(self) -> list[RequestOutput]:
+        limit = time.perf_counter() - self._config.max_queue_s
+        late = [sequence for sequence in self.scheduler.waiting if sequence.request.arrival_s < limit]
+        error = RequestTimeoutError(
+            f"The request waited longer than {self._config.max_queue_s:g} s for its turn."
+        )
+        return [self._end(sequence, FinishReason.ERROR, error) for sequence in late]
+
+    def _admit(self) -> None:
+        for sequence, placement in self.scheduler.admit():
+            kept = self.runner.prepare(sequence, placement)
+            if kept < placement.num_cached_tokens:
+                self.scheduler.rewind(sequence, kept)
+            self._totals["prompt"] += sequence.num_prompt_tokens
+            self._totals["cached"] += sequence.num_cached_tokens
+
+    def _run(self, decision: SchedulerOutput) -> tuple[list[SampledToken], list[RequestOutput]]:
+        try:
+            return self.runner.execute(decision.chunks), []
+        except DecodeFailedError as error:
+            return self._run_apart(decision.chunks, error)
+
+    def _run_apart(
+        self, chunks: Iterable[Chunk], error: EngineError
+    ) -> tuple[list[SampledToken], list[RequestOutput]]:
+        """After a failed step: bring every sequence back to what it had before, then run each alone, so that
+        only those that fail by themselves end."""
+        sampled: list[SampledToken] = []
+        failed: list[RequestOutput] = []
+        chunks = [chunk for chunk in chunks if self._restore(chunk.sequence)]
+        for chunk in chunks:
+            try:
+                sampled += self.runner.execute([chunk])
+            except DecodeFailedError as alone:
+                failed.append(self._fail(chunk.sequence, alone))
+        return sampled, failed
+
+    def _restore(self, sequence: Sequence) -> bool:
+        """Whether a sequence's memory could be cut back to its computed tokens; otherwise it starts over."""
+        kept = self.runner.cut_back(sequence, sequence.num_computed_tokens)
+        if kept == sequence.num_computed_tokens:
+            return True
+        self.scheduler.rewind(sequence, kept)
+        return False
+
+    def _fail(self, sequence: Sequence, error: EngineError) -> RequestOutput:
+        self.runner.forget(sequence)
+        self.scheduler.rewind(sequence, 0)
+        return self._end(sequence, FinishReason.ERROR, error)
+
+    # -- after a step ---------------------------------------------------------------------------------------
+
+    def _update(self, result: SampledToken, now_s: float) -> RequestOutput:
+        sequence = result.chunk.sequence
+        self.scheduler.computed(result.chunk)
+        if result.token_id is None:
+            return self._output(sequence)
+        return self._take(sequence, result.token_id, result.logprob, now_s)
+
+    def _take(
+        self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None, now_s: float
+    ) -> RequestOutput:
+        """A sampled token joins its sequence, which may end by it."""
+        sequence.first_token_s = sequence.first_token_s or now_s
+        sequence.last_token_s = now_s
+        self.scheduler.append_token(sequence, token_id)
+        self._totals["output"] += 1
+        logprobs = (logprob,) if logprob else ()
+        detokenizer = self._detokenizers[sequence.request_id]
+        is_eog = token_id in self._model.eog_ids
+        text = "" if is_eog else detokenizer.feed(self._piece(sequence, token_id))
+        sequence.stop_string = detokenizer.stop_string
+        if is_eog or sequence.stop_string is not None:
+            return self._end(sequence, FinishReason.STOP, None, text, (token_id,), logprobs)
+        if sequence.num_output_tokens >= sequence.max_tokens:
+            return self._end(sequence, FinishReason.LENGTH, None, text, (token_id,), logprobs)
+        return self._output(sequence, text, (token_id,), logprobs)
+
+    def _piece(self, sequence: Sequence, token_id: int) -> bytes:
+        return self._model.piece(token_id, special=sequence.sampling.special_tokens)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: RequestError | None = None,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> RequestOutput:
+        text += self._detokenizers.pop(sequence.request_id).finish()
+        self.scheduler.finish(sequence, reason)
+        sequence.error = error
+        self.runner.release(sequence)
+        del self._sequences[sequence.request_id]
+        self._finished[reason.value] += 1
+        return self._output(sequence, text, token_ids, logprobs)
+
+    def _output(
+        self,
+        sequence: Sequence,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=sequence.request_id,
+            text=text,
+            token_ids=token_ids,
+            timings=sequence.timings(),
+            logprobs=logprobs,
+            finish_reason=sequence.finish_reason,
+            stop_string=sequence.stop_string,
+            error=sequence.error,
+        )
+
+    # -- time -----------------------------------------------------------------------------------------------
+
+    def _account(self, decision: SchedulerOutput, start_s: float, end_s: float) -> None:
+        """Book a step's time: a clock cannot split a mixed step, so what it took longer than its decodes
+        usually take alone counts as prefill, and as a stall of those decodes."""
+        duration = end_s - start_s
+        num_decodes, num_prefill = decision.num_decode_tokens, decision.num_prefill_tokens
+        if not num_prefill:
+            self._learn_decode_alone(num_decodes, duration)
+        decode_s = min(duration, self._decode_alone_s.get(num_decodes, duration)) if num_decodes else 0.0
+        self._decode_s += decode_s
+        self._prefill_s += duration - decode_s
+        for chunk in decision.decodes:
+            chunk.sequence.stalled_s += duration - decode_s
+        self._num_steps += 1
+        self._recent_steps.append(StepStats(self._num_steps, start_s, duration, num_decodes, num_prefill))
+
+    def _learn_decode_alone(self, num_decodes: int, duration_s: float) -> None:
+        known = self._decode_alone_s.get(num_decodes, duration_s)
+        self._decode_alone_s[num_decodes] = known + _DECODE_ALONE_WEIGHT * (duration_s - known)
+
+    def _retry_after_s(self) -> float:
+        """When a slot is likely to be free: the tokens that running sequences may still make, at the speed so
+        far, shared by the slots."""
+        if not self._totals["output"] or not self._num_steps:
+            return 1.0
+        left = [sequence.max_tokens - sequence.num_output_tokens for sequence in self.scheduler.running]
+        per_token_s = (self._decode_s + self._prefill_s) / self._totals["output"]
+        return max(1.0, min(left, default=0) * per_token_s)
+
+    def stats(self) -> EngineStats:
+        """The engine as it stands, for observers."""
+        cache = self.scheduler.kv_cache
+        return EngineStats(
+            num_steps=self._num_steps,
+            running=tuple(_sequence_stats(sequence) for sequence in self.scheduler.running),
+            waiting=tuple(self._waiting_stats()),
+            num_slots=len(cache.slots),
+            n_ctx=cache.n_ctx,
+            n_ctx_seq=cache.n_ctx_seq,
+            num_used_cells=cache.num_used_cells,
+            num_cached_cells=cache.num_cached_cells,
+            recent_steps=tuple(self._recent_steps),
+            num_prompt_tokens_total=self._totals["prompt"],
+            num_cached_tokens_total=self._totals["cached"],
+            num_output_tokens_total=self._totals["output"],
+            prefill_s_total=self._prefill_s,
+            decode_s_total=self._decode_s,
+            finished_total=dict(self._finished),
+            heartbeat_s=time.perf_counter(),
+        )
+
+    def _waiting_stats(self) -> Iterator[SequenceStats]:
+        for sequence in self.scheduler.waiting:
+            yield _sequence_stats(sequence, self.scheduler.waits_for(sequence))
+
+
+def _sequence_stats(sequence: Sequence, waits_for: str = "") -> SequenceStats:
+    return SequenceStats(
+        sequence.request_id,
+        sequence.status,
+        sequence.seq_id,
+        sequence.timings(),
+        sequence.max_tokens,
+        waits_for,
+    )

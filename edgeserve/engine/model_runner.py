@@ -1,0 +1,114 @@
+"""A step's decision, carried out: chunks -> one llama_decode -> a token for every chunk that samples.
+
+Owns the batch, the samplers and what is physically resident in the context. Knows nothing of queues, stop
+rules or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgeserve.engine.kv_cache import Placement
+from edgeserve.engine.request import Sequence, TokenLogprob
+from edgeserve.engine.sampler import Sampler
+from edgeserve.engine.scheduler import Chunk
+from edgeserve.errors import EngineError
+from edgeserve.llama import Batch, Context
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """What one chunk brought: the chunk has run, and if it was its sequence's last a token was drawn."""
+
+    chunk: Chunk
+    token_id: int | None = None
+    logprob: TokenLogprob | None = None
+
+
+class DecodeFailedError(EngineError):
+    """llama_decode refused a step, or its result could not be sampled."""
+
+
+class ModelRunner:
+    """The one user of the context; lives on the engine's thread."""
+
+    def __init__(self, context: Context, n_batch: int) -> None:
+        self._context = context
+        self._batch = Batch(n_batch)
+        self._samplers: dict[str, Sampler] = {}
+
+    def warm_up(self) -> None:
+        """Decode one token and forget it: the weights come off the disk now, not in the first request."""
+        self._batch.clear()
+        self._batch.add([max(self._context.model.bos_id, 0)], 0, 0, last_logits=True)
+        self._context.decode(self._batch, warm_up=True)
+        self._context.clear()
+
+    def prepare(self, sequence: Sequence, placement: Placement) -> int:
+        """Cut the slot back to the shared prefix; returns how many tokens really stayed resident.
+
+        Fewer than asked for where the model cannot drop a part (recurrent state, a window that has moved on):
+        then the slot is emptied and the prompt starts clean.
+        """
+        for victim in placement.evict:
+            self._context.seq_rm(victim.seq_id, 0)
+        self._samplers[sequence.request_id] = Sampler(
+            self._context.model, sequence.sampling, sequence.request.prompt_token_ids
+        )
+        return self.cut_back(sequence, placement.num_cached_tokens)
+
+    def cut_back(self, sequence: Sequence, num_tokens: int) -> int:
+        """Keep only a sequence's first `num_tokens` tokens; returns how many it kept, 0 if it had to drop
+        all."""
+        if self._context.cut_back(sequence.seq_id, num_tokens):
+            return num_tokens
+        self._context.seq_rm(sequence.seq_id, 0)
+        return 0
+
+    def execute(self, chunks: Iterable[Chunk]) -> list[SampledToken]:
+        """Run one step. Raises DecodeFailedError; the context may then hold a part of the step."""
+        chunks = tuple(chunks)
+        rows = self._fill(chunks)
+        try:
+            code = self._context.decode(self._batch)
+        except Exception as error:
+            raise DecodeFailedError(f"llama_decode failed: {error}.") from error
+        if code != 0:
+            raise DecodeFailedError(_explain(code))
+        return [self._sample(chunk, row) for chunk, row in zip(chunks, rows, strict=True)]
+
+    def release(self, sequence: Sequence) -> None:
+        """Free a finished sequence's sampler. Its tokens stay resident as prefix cache."""
+        if sampler := self._samplers.pop(sequence.request_id, None):
+            sampler.close()
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop everything that a failed sequence left in memory."""
+        self._context.seq_rm(sequence.seq_id, 0)
+
+    def close(self) -> None:
+        for sampler in self._samplers.values():
+            sampler.close()
+        self._samplers.clear()
+        self._context.close()
+
+    def _fill(self, chunks: tuple[Chunk, ...]) -> list[int]:
+        self._batch.clear()
+        return [
+            self._batch.add(
+                chunk.token_ids, chunk.first_pos, chunk.sequence.seq_id, last_logits=chunk.samples
+            )
+            for chunk in chunks
+        ]
+
+    def _sample(self, chunk: Chunk, row: int) -> SampledToken:
+        if not chunk.samples:
+            return SampledToken(chunk)
+        token_id, logprob = self._samplers[chunk.sequence.request_id].sample(self._context, row)
+        return SampledToken(chunk, token_id, logprob)
+
+
+def _explain(code: int) -> str:
+    reasons = {1: "no free KV cells", 2: "aborted"}
+    return f"llama_decode failed: {reasons.get(code, f'error {code}')}."
