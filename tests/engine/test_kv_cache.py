@@ -1,0 +1,114 @@
+"""Slots: which one a newcomer gets, what stays resident, what is evicted, who must wait."""
+
+from __future__ import annotations
+
+from edgeserve.engine.kv_cache import KVCache, common_prefix_length
+from edgeserve.engine.request import FinishReason, Request, Sequence
+from edgeserve.engine.sampling_params import SamplingParams
+
+
+def sequence(
+    prompt: list[int], max_tokens: int = 4, namespace: str = "", cache_prompt: bool = True
+) -> Sequence:
+    request = Request(
+        f"r{id(prompt)}",
+        tuple(prompt),
+        SamplingParams(),
+        0.0,
+        cache_namespace=namespace,
+        cache_prompt=cache_prompt,
+    )
+    return Sequence(request, max_tokens)
+
+
+def run(cache: KVCache, seq: Sequence) -> int:
+    """Place, compute and finish a sequence; returns the cached tokens it found."""
+    placement = cache.place(seq)
+    assert placement is not None
+    cache.acquire(placement, seq)
+    cache.advance(seq, seq.num_tokens - placement.num_cached_tokens)
+    seq.finish(FinishReason.STOP)
+    cache.release(seq)
+    return placement.num_cached_tokens
+
+
+def test_common_prefix_length() -> None:
+    assert common_prefix_length([1, 2, 3], [1, 2, 4]) == 2
+    assert common_prefix_length([1, 2], [1, 2, 4]) == 2
+    assert common_prefix_length([], [1]) == 0
+    assert common_prefix_length([5], [6]) == 0
+
+
+def test_the_longest_resident_prefix_is_reused_token_by_token() -> None:
+    cache = KVCache(3, 300, 100, unified=False)
+    run(cache, sequence([1, 2, 3, 4, 5, 6]))
+    run(cache, sequence([9, 9, 9, 9]))
+    assert run(cache, sequence([1, 2, 3, 4, 7, 8])) == 4
+
+
+def test_one_token_is_always_computed_anew() -> None:
+    cache = KVCache(1, 100, 100, unified=False)
+    run(cache, sequence([1, 2, 3]))
+    assert run(cache, sequence([1, 2, 3])) == 2
+
+
+def test_other_namespaces_and_uncached_requests_share_nothing() -> None:
+    cache = KVCache(1, 100, 100, unified=False)
+    run(cache, sequence([1, 2, 3, 4], namespace="alice"))
+    assert run(cache, sequence([1, 2, 3, 4], namespace="bob")) == 0
+    assert run(cache, sequence([1, 2, 3, 4], namespace="bob", cache_prompt=False)) == 0
+
+
+def test_a_short_match_does_not_cost_a_long_conversation_while_an_empty_slot_is_free() -> None:
+    cache = KVCache(2, 200, 100, unified=False)
+    run(cache, sequence(list(range(50))))
+    assert run(cache, sequence([0, 1, 99])) == 0
+    assert run(cache, sequence([*range(50), 77])) == 50
+
+
+def test_no_match_takes_the_slot_unused_for_longest() -> None:
+    cache = KVCache(2, 200, 100, unified=False)
+    run(cache, sequence([1, 1, 1]))
+    run(cache, sequence([2, 2, 2]))
+    run(cache, sequence([3, 3, 3]))
+    assert [slot.token_ids[0] for slot in cache.slots] == [3, 2]
+
+
+def test_split_cells_admit_while_a_slot_is_free() -> None:
+    cache = KVCache(1, 100, 100, unified=False)
+    running = sequence([1] * 50)
+    cache.acquire(cache.place(running) or exit(), running)
+    assert cache.place(sequence([2])) is None
+    assert cache.num_missing_cells(sequence([2] * 90)) == 0
+
+
+def test_unified_cells_are_reserved_for_a_whole_life() -> None:
+    cache = KVCache(4, 100, 100, unified=True)
+    first = sequence([1] * 40, max_tokens=30)
+    cache.acquire(cache.place(first) or exit(), first)
+    late = sequence([2] * 20, max_tokens=20)
+    assert cache.place(late) is None
+    assert cache.num_missing_cells(late) == 10
+    first.finish(FinishReason.STOP)
+    cache.release(first)
+    assert cache.place(late) is not None
+
+
+def test_unified_cells_evict_the_oldest_idle_prefix_and_no_more_than_needed() -> None:
+    cache = KVCache(4, 100, 100, unified=True)
+    for token in (1, 2, 3):
+        run(cache, sequence([token] * 30))
+    placement = cache.place(sequence([4] * 20, max_tokens=10))
+    assert placement is not None
+    assert [slot.token_ids[0] for slot in placement.evict] == [1]
+
+
+def test_counts_of_used_and_cached_cells() -> None:
+    cache = KVCache(2, 100, 50, unified=False)
+    run(cache, sequence([1, 2, 3]))
+    busy = sequence([7, 8])
+    placement = cache.place(busy)
+    assert placement is not None
+    cache.acquire(placement, busy)
+    cache.advance(busy, 2)
+    assert (cache.num_used_cells, cache.num_cached_cells) == (5, 3)
