@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from edgeserve.errors import GGUFError, ModelNotFoundError
 from edgeserve.gguf_checks import check_loadable, foreign_format_error
 from edgeserve.gguf_header import ArrayLength, GGUFHeader, Shard, TensorInfo, Value
-from edgeserve.gguf_parse import MAGIC, MoreNeededError, ParsedHeader, parse_header
+from edgeserve.gguf_parse import MAGIC, ParsedHeader, parse_header
 
 __all__ = [
     "ArrayLength",
@@ -29,15 +28,11 @@ __all__ = [
     "Value",
     "check_loadable",
     "merge_shards",
-    "parse_growing",
     "read_header",
     "shard_names",
     "write_header_copy",
 ]
 
-# Most headers end within the first step; the last bounds memory for any input (the largest header seen,
-# a vocabulary of 262,000 tokens with 514,000 merges, takes about 16 MiB).
-STEPS_BYTES: Final = (2 << 20, 16 << 20, 32 << 20)
 MIXED_UP_HINT: Final = "Parts of two models may be mixed up: download all parts again into an empty folder."
 SPLIT_NAME: Final = re.compile(r"^(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 
@@ -60,22 +55,6 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
             f"All parts belong in one folder: {first.parent}.",
         )
     return merge_shards([_read_file(p) for p in paths])
-
-
-def parse_growing(
-    read: Callable[[int], bytes], file_bytes: int, steps: tuple[int, ...] = STEPS_BYTES
-) -> ParsedHeader:
-    """Parse the file whose first n bytes are `read(n)`, reading no more of it than one step too much."""
-    for step in steps:
-        try:
-            # No name holds the buffer, so that a step's memory is free before the next is read.
-            return parse_header(read(min(step, file_bytes)), file_bytes)
-        except MoreNeededError as error:
-            needed = error.at_least_bytes
-    raise GGUFError(
-        f"The header goes on to byte {needed:,} at least; at most {steps[-1]:,} bytes are read.",
-        "No published model has a header this long: the file is probably damaged.",
-    )
 
 
 def shard_names(name: str, parsed: ParsedHeader) -> list[str]:
@@ -170,7 +149,7 @@ def _parse_file(file: BinaryIO, path: Path, file_bytes: int) -> ParsedHeader:
         file.seek(0)
         return file.read(num_bytes)
 
-    return parse_growing(read, file_bytes)
+    return parse_header(read, file_bytes)
 
 
 def _check_agreement(parts: list[tuple[ParsedHeader, Shard]]) -> None:

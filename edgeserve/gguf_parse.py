@@ -1,21 +1,24 @@
 """Bytes -> GGUF header: every count and length is checked before anything is allocated or skipped.
 
 Owns the wire format (versions 2 and 3, either byte order) and the hard limits. Knows nothing of files,
-shards or the network: it gets a buffer and the size of the whole file, and says when the buffer is too short.
+shards or the network: it gets a function that reads the first n bytes, and the size of the whole file.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from edgeserve.errors import GGUFError
 from edgeserve.ggml_types import GGML_TYPES, REMOVED_TYPES, row_bytes
 from edgeserve.gguf_header import ArrayLength, TensorInfo, Value
 
 MAGIC: Final = b"GGUF"
+ALIGNMENT_KEY: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
+TYPE_U32: Final = 4
 TYPE_STRING: Final = 8
 TYPE_ARRAY: Final = 9
 # GGUF value type -> (struct letter, bytes, name for people)
@@ -25,11 +28,14 @@ SCALARS: Final[dict[int, tuple[str, int, str]]] = {
     12: ("d", 8, "f64"),
 }  # fmt: skip
 
+# The buffer grows in these steps; most headers end within the first. The largest seen (262,000 tokens and
+# 514,000 merges) takes about 16 MiB.
+READ_STEPS_BYTES: Final = (1 << 20, 4 << 20, 16 << 20, 32 << 20)
 # The limits bound time and memory for any input; each is far above what published models need
 # (the largest vocabulary seen has 777,000 tokens and merges, the largest tensor table 2,000 entries).
 MAX_KEYS: Final = 4_096
-MAX_TENSORS: Final = 16_384
-MAX_STRINGS_SKIPPED: Final = 1 << 20
+MAX_TENSORS: Final = 4_096
+MAX_STRINGS_SKIPPED: Final = 900_000
 MAX_TEXT_BYTES: Final = 2 << 20
 MAX_STRING_BYTES: Final = 1 << 20
 MAX_KEY_BYTES: Final = 65_535
@@ -41,14 +47,6 @@ MAX_DIMENSIONS: Final = 4
 MAX_BYTES: Final = (1 << 63) - 1
 
 DAMAGED_HINT: Final = "The file is damaged or was cut short: download or convert it again."
-
-
-class MoreNeededError(Exception):
-    """The buffer ends before the header does, but the file goes on. `at_least_bytes`: where to read to."""
-
-    def __init__(self, at_least_bytes: int) -> None:
-        super().__init__(at_least_bytes)
-        self.at_least_bytes = at_least_bytes
 
 
 @dataclass(frozen=True)
@@ -65,30 +63,51 @@ class ParsedHeader:
 
 
 class _Cursor:
-    """A place in the buffer. All reading goes through `need`, so that no length is believed unchecked."""
+    """A place in the file. All reading goes through `need`, so that no length is believed unchecked.
 
-    def __init__(self, buffer: Any, file_bytes: int, order: Literal["<", ">"]) -> None:
-        self.buffer = buffer
-        self.pos = 0
-        self.end = len(buffer)
+    `buffer` holds the file's first bytes; it grows in steps, so that little more than the header is read.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], file_bytes: int) -> None:
+        self.read = read
         self.file_bytes = file_bytes
-        self.order = order
-        self.u32 = struct.Struct(order + "I").unpack_from
-        self.u64 = struct.Struct(order + "Q").unpack_from
+        self.buffer = b""
+        self.pos = 0
+        self.order: Literal["<", ">"] = "<"
+        self.set_order("<")
         self.text_bytes_left = MAX_TEXT_BYTES
         self.strings_left = MAX_STRINGS_SKIPPED
         self.numbers_left = MAX_NUMBERS_KEPT
 
+    def set_order(self, order: Literal["<", ">"]) -> None:
+        self.order = order
+        self.u32 = struct.Struct(order + "I").unpack_from
+        self.u64 = struct.Struct(order + "Q").unpack_from
+
     def need(self, num_bytes: int, what: str) -> None:
+        """Make sure that the next `num_bytes` are in the buffer."""
         wanted = self.pos + num_bytes
+        if wanted > len(self.buffer):
+            self._grow(wanted, what)
+
+    def _grow(self, wanted: int, what: str) -> None:
         if wanted > self.file_bytes:
             raise GGUFError(
-                f"The header goes past the end of the file: {what} at byte {self.pos:,} wants"
-                f" {num_bytes:,} bytes, the file has {self.file_bytes:,}.",
+                f"The header goes past the end of the file: {what} goes on to byte {wanted:,},"
+                f" the file has {self.file_bytes:,}.",
                 DAMAGED_HINT,
             )
-        if wanted > self.end:
-            raise MoreNeededError(wanted)
+        if wanted > READ_STEPS_BYTES[-1]:
+            raise GGUFError(
+                f"The header goes on to byte {wanted:,} at least; at most {READ_STEPS_BYTES[-1]:,} are read.",
+                "No published model has a header this long: the file is probably damaged.",
+            )
+        step = next(step for step in READ_STEPS_BYTES if step >= wanted)
+        # Let go of the old buffer first: both at once would be over the bound on memory.
+        self.buffer = b""
+        self.buffer = self.read(min(step, self.file_bytes))
+        if len(self.buffer) < wanted:
+            raise GGUFError("The file became shorter while it was read.", DAMAGED_HINT)
 
     def read_u32(self, what: str) -> int:
         self.need(4, what)
@@ -134,30 +153,39 @@ class _Cursor:
         self.pos += num_bytes
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Step over `count` strings by their lengths: the hot loop, since vocabularies are long."""
+        """Step over `count` strings by their lengths, which are all that is looked at."""
         if count > self.strings_left:
             raise GGUFError(f"The {what} has {count:,} strings; too many to read.", DAMAGED_HINT)
         self.strings_left -= count
-        self.need(count * 8, what)
-        pos, u64, buffer = self.pos, self.u64, self.buffer
-        try:
-            for _ in range(count):
-                pos += 8 + u64(buffer, pos)[0]
-        except (struct.error, OverflowError, IndexError):
-            # A length led past the buffer: either it lies, which `need` below says, or more must be read.
-            pos += 8
+        pos, done = self.pos, 0
+        while done < count:
+            pos, skipped = self._skip_in_buffer(pos, count - done)
+            done += skipped
+            if done < count:
+                self.need(pos + 8 - self.pos, what)
         self.need(pos - self.pos, what)
         self.pos = pos
 
+    def _skip_in_buffer(self, pos: int, count: int) -> tuple[int, int]:
+        """Skip strings from `pos` until `count` are done or the buffer ends; where that is, and how many."""
+        u64, buffer = self.u64, self.buffer
+        for index in range(count):
+            try:
+                pos += 8 + u64(buffer, pos)[0]
+            except (struct.error, OverflowError, IndexError):
+                return pos, index
+        return pos, count
 
-def parse_header(buffer: Any, file_bytes: int) -> ParsedHeader:
-    """Parse the header at the start of `buffer` (bytes, mmap or memoryview) of a file of `file_bytes`.
 
-    GGUFError if it is not a sane GGUF header, MoreNeededError if the buffer is too short for it.
+def parse_header(read: Callable[[int], bytes], file_bytes: int) -> ParsedHeader:
+    """Parse the header of a file of `file_bytes` whose first n bytes are `read(n)`.
+
+    GGUFError if it is not a sane GGUF header.
     """
-    version, order = _version_and_order(buffer, file_bytes)
-    cursor = _Cursor(buffer, file_bytes, order)
-    cursor.pos = 8
+    if file_bytes < 24:
+        raise GGUFError(f"The file has {file_bytes} bytes; a GGUF header alone takes 24.", DAMAGED_HINT)
+    cursor = _Cursor(read, file_bytes)
+    version = _read_version(cursor)
     num_tensors = cursor.read_u64("tensor count")
     num_keys = cursor.read_u64("key count")
     _check_count("tensors", num_tensors, MAX_TENSORS)
@@ -167,26 +195,24 @@ def parse_header(buffer: Any, file_bytes: int) -> ParsedHeader:
     tensors = _read_tensors(cursor, num_tensors, alignment)
     data_offset = _padded(cursor.pos, alignment) if tensors else cursor.pos
     expected_bytes = data_offset + max((t.offset + t.n_bytes for t in tensors), default=0)
-    return ParsedHeader(version, order == ">", alignment, metadata, tensors, data_offset, expected_bytes)
+    return ParsedHeader(
+        version, cursor.order == ">", alignment, metadata, tensors, data_offset, expected_bytes
+    )
 
 
-def _version_and_order(buffer: Any, file_bytes: int) -> tuple[int, Literal["<", ">"]]:
-    if file_bytes < 24:
-        raise GGUFError(f"The file has {file_bytes} bytes; a GGUF header alone takes 24.", DAMAGED_HINT)
-    if len(buffer) < 24:
-        raise MoreNeededError(24)
-    if bytes(buffer[:4]) != MAGIC:
+def _read_version(cursor: _Cursor) -> int:
+    if cursor.read_raw(4, "magic") != MAGIC:
         raise GGUFError("The file does not start with the letters GGUF.", DAMAGED_HINT)
-    version = int.from_bytes(buffer[4:8], "little")
-    order: Literal["<", ">"] = "<"
+    version = cursor.read_u32("version")
     # The magic is the same in both byte orders; a small version number read the wrong way round is huge.
     if version & 0xFFFF == 0:
-        version, order = int.from_bytes(buffer[4:8], "big"), ">"
+        version = int.from_bytes(version.to_bytes(4, "little"), "big")
+        cursor.set_order(">")
     if version == 1:
         raise GGUFError("This is GGUF version 1, no longer read by llama.cpp.", "Convert the model again.")
     if version not in (2, 3):
         raise GGUFError(f"GGUF version {version} is not known; versions 2 and 3 are read.", DAMAGED_HINT)
-    return version, order
+    return version
 
 
 def _check_count(what: str, count: int, limit: int) -> None:
@@ -205,12 +231,16 @@ def _read_metadata(cursor: _Cursor, num_keys: int) -> dict[str, Value]:
         if not key or key in metadata:
             problem = f"appears twice: {key[:80]!r}" if key else "is empty"
             raise GGUFError(f"A metadata key {problem}.", DAMAGED_HINT)
-        metadata[key] = _read_value(cursor, repr(key[:80]))
+        metadata[key] = _read_value(
+            cursor, repr(key[:80]), only_type=TYPE_U32 if key == ALIGNMENT_KEY else None
+        )
     return metadata
 
 
-def _read_value(cursor: _Cursor, key: str) -> Value:
+def _read_value(cursor: _Cursor, key: str, only_type: int | None = None) -> Value:
     type_id = cursor.read_u32(f"type of {key}")
+    if only_type is not None and type_id != only_type:
+        raise GGUFError(f"The metadata value {key} must be of type {SCALARS[only_type][2]}.", DAMAGED_HINT)
     if type_id == TYPE_STRING:
         return cursor.read_string(f"value of {key}")
     if type_id == TYPE_ARRAY:
@@ -244,9 +274,9 @@ def _read_array(cursor: _Cursor, key: str) -> Value:
 
 
 def _alignment(metadata: dict[str, Value]) -> int:
-    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    good = isinstance(value, int) and 0 < value <= MAX_ALIGNMENT and value & (value - 1) == 0
-    if not good or not isinstance(value, int):
+    value = metadata.get(ALIGNMENT_KEY, DEFAULT_ALIGNMENT)
+    assert isinstance(value, int)
+    if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
         raise GGUFError(
             f"general.alignment is {value}; it must be a power of two up to {MAX_ALIGNMENT:,}.", DAMAGED_HINT
         )
