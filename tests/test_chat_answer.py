@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import pytest
+
+from edgeserve.chat_answer import Answer, Figures, Part, ThinkSplitter, TokenTime, figures_of
+from edgeserve.chat_figures import Totals, figures_lines, progress_text, token_time_lines
+from edgeserve.ink import Ink, without_colour
+from edgeserve.stream_events import EventKind, PromptProgress, StreamEvent, Timings, Usage
+
+PLAIN = Ink(False)
+
+
+def split(*pieces: str) -> tuple[str, str]:
+    """(reasoning, text)"""
+    splitter = ThinkSplitter()
+    parts = [part for piece in pieces for part in splitter.feed(piece)] + list(splitter.finish())
+    return tuple(
+        "".join(text for kind, text in parts if kind is wanted) for wanted in (Part.REASONING, Part.TEXT)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>a < b</think>\n\nanswer", ("a < b", "answer")),
+        ("\n<think>\nhm</think>answer", ("hm", "answer")),
+        ("[THINK]hm[/THINK]answer", ("hm", "answer")),
+        ("<think></think>answer", ("", "answer")),
+        ("<think>never closed", ("never closed", "")),
+        ("say <think> aloud", ("", "say <think> aloud")),
+        ("<thin", ("", "<thin")),
+        ("<b>bold</b>", ("", "<b>bold</b>")),
+        ("  indented", ("", "  indented")),
+    ],
+)
+def test_reasoning_at_the_start_is_split_off_wherever_the_stream_is_cut(text: str, expected) -> None:
+    assert split(text) == expected
+    assert split(*text) == expected
+    for cut in range(len(text)):
+        assert split(text[:cut], text[cut:]) == expected
+
+
+def timings(n: int, ms: float, **extra: int) -> StreamEvent:
+    fields = {"cache_n": 290, "prompt_n": 28, **extra}
+    return StreamEvent(
+        EventKind.TIMINGS,
+        0.0,
+        timings=Timings(prompt_ms=212.0, predicted_n=n, predicted_ms=ms, extra={}, **fields),
+    )
+
+
+def text(at_s: float, piece: str) -> StreamEvent:
+    return StreamEvent(EventKind.TEXT, at_s, text=piece)
+
+
+def answer_of(*events: StreamEvent) -> Answer:
+    answer = Answer(sent_s=10.0)
+    for event in events:
+        answer.take(event)
+    answer.finish()
+    return answer
+
+
+def line(answer: Answer, n_ctx: int | None = 4096, columns: int = 200) -> list[str]:
+    return figures_lines(figures_of(answer), n_ctx, PLAIN, columns)
+
+
+def test_the_servers_figures_and_the_clients_ttft() -> None:
+    answer = answer_of(text(10.25, "a"), text(10.3, "b"), timings(93, 92 * 13.4, prompt_n=318, cache_n=0))
+    assert line(answer) == [
+        "prompt 318   ttft 250 ms   prefill 1,500 tok/s   "
+        "decode 13.4 ms/token  74.6 tok/s   context 411/4,096"
+    ]
+
+
+def test_decode_time_is_per_token_after_the_first() -> None:
+    assert figures_of(answer_of(text(10.1, "a"), timings(5, 40.0))).tpot_s == pytest.approx(0.010)
+    assert figures_of(answer_of(text(10.1, "a"), timings(1, 0.0))).tpot_s is None
+
+
+def test_one_evaluated_token_has_no_rate() -> None:
+    (shown,) = line(answer_of(text(10.015, "a"), timings(1, 0.0, cache_n=14, prompt_n=1)), None)
+    assert shown == "prompt 15 (14 cached)   ttft 15.0 ms   prefill 1 evaluated   decode n/a   context 16"
+
+
+def test_usage_alone_gives_what_the_client_saw() -> None:
+    usage = StreamEvent(EventKind.USAGE, 11.0, usage=Usage(100, 11))
+    answer = answer_of(*(text(10.5 + 0.02 * index, "w") for index in range(11)), usage)
+    assert line(answer) == [
+        "prompt 100   ttft 500 ms   prefill n/a   decode 20.0 ms/token  50.0 tok/s   context 111/4,096"
+    ]
+
+
+def test_all_output_in_one_piece_has_no_decode_time() -> None:
+    usage = StreamEvent(EventKind.USAGE, 11.0, usage=Usage(100, 11))
+    assert figures_of(answer_of(text(10.5, "all of it"), usage)).tpot_s is None
+
+
+def test_a_stopped_prefill_knows_only_its_prompt() -> None:
+    progress = StreamEvent(EventKind.PROGRESS, 10.1, progress=PromptProgress(3120, 120, 620, 500.0))
+    assert figures_of(answer_of(progress)) == Figures(None, 3120, 120, 3000)
+    assert figures_of(answer_of()) == Figures()
+
+
+def test_a_narrow_terminal_breaks_between_figures() -> None:
+    lines = line(answer_of(text(10.25, "a"), timings(93, 92 * 13.4)), columns=60)
+    assert len(lines) == 2 and max(map(len, lines)) <= 60
+    assert lines[1].startswith("decode")
+
+
+def test_colours_change_no_word() -> None:
+    answer = answer_of(text(10.25, "a"), timings(93, 92 * 13.4))
+    coloured = figures_lines(figures_of(answer), 4096, Ink(True), 200)
+    assert [without_colour(shown) for shown in coloured] == line(answer)
+    assert "\x1b[38;5;136mprefill" in coloured[0] and "\x1b[38;5;30mdecode" in coloured[0]
+    assert "\x1b[2;38;5;136m (290 cached)" in coloured[0]
+
+
+def test_each_tokens_time_is_the_servers_where_it_says() -> None:
+    answer = answer_of(
+        text(10.2, "The"),
+        timings(1, 0.0),
+        text(10.3, " quick\n"),
+        timings(2, 13.0),
+        text(10.4, "中文"),
+        timings(4, 40.0),
+    )
+    assert answer.server_times == [
+        TokenTime("The", 1, 0.0),
+        TokenTime(" quick\n", 1, pytest.approx(0.013)),
+        TokenTime("中文", 2, pytest.approx(0.027)),
+    ]
+    shown = token_time_lines(answer.server_times, 0.2, "server", PLAIN, 80)
+    assert shown[1:] == [
+        "  200 ms The              13.0 ·quick↵          27.0 ×2 中文",
+        "n 1   p50 13.0 ms   p90 13.0 ms   longest 27.0 ms (number 3)",
+    ]
+    assert [round(time.time_s, 3) for time in answer.client_times] == [0.2, 0.1, 0.1]
+
+
+def test_nothing_to_list_is_no_list() -> None:
+    assert token_time_lines([], None, "client", PLAIN, 80) == []
+
+
+@pytest.mark.parametrize(
+    ("progress", "age_s", "shown"),
+    [
+        ((3120, 0, 1240, 4000.0), 0.0, "prefill 1,240 of 3,120 tokens (40 %), 6 s left"),
+        ((3120, 0, 1240, 4000.0), 3.0, "prefill 1,240 of 3,120 tokens (40 %), 3 s left"),
+        ((3120, 0, 1240, 4000.0), 60.0, "prefill 1,240 of 3,120 tokens (40 %)"),
+        ((3120, 1240, 1240, 1.0), 0.0, "prefill 1,240 of 3,120 tokens (40 %)"),  # nothing measured yet
+        ((0, 0, 0, 0.0), 0.0, "prefill 0 of 0 tokens (100 %)"),
+    ],
+)
+def test_progress_in_words(progress: tuple[int, int, int, float], age_s: float, shown: str) -> None:
+    assert progress_text(PromptProgress(*progress), age_s) == shown
+
+
+def test_totals_of_a_chat() -> None:
+    totals = Totals()
+    assert totals.lines(PLAIN) == ["No answer yet."]
+    for _ in range(2):
+        totals.add(figures_of(answer_of(text(10.2, "a"), timings(11, 100.0))))
+    assert totals.lines(PLAIN) == [
+        "answers   2",
+        "prefill   56 tokens evaluated, 580 cached   424 ms   132 tok/s",
+        "decode    22 tokens   200 ms   100 tok/s",
+        "time      68 % prefill, 32 % decode",
+    ]
