@@ -1,8 +1,9 @@
 """A ggml device that is not there: llama.cpp places layers on it, and even computes, without the hardware.
 
 Owns the C tables that make ggml believe in it (buffer type, backend, device, registry entry), all callbacks
-into Python. With a model loaded under `no_alloc` nothing is allocated, so any size of device can be pretended;
-with a real load its memory is ordinary memory and its graphs run on the CPU backend. Knows nothing of models.
+into Python. With a model loaded under `no_alloc` nothing is allocated, so any size of device can be
+pretended; with a real load its memory is ordinary memory and its graphs run on the CPU backend. Knows nothing
+of models.
 
 By default it counts bytes as CUDA does: 128-byte alignment, rows of quantized types padded to 512 values, F16
 copies of a cache that is not F16 inside flash attention, big operations on host weights pulled over

@@ -107,7 +107,8 @@ def _attention(hparams: HParams, settings: ResolvedSettings, keep: LayerFilter) 
 
 
 def _trunk(hparams: HParams) -> LayerFilter:
-    """Layers without the draft blocks (the router layer of graniteswitch is none; a model may be all draft)."""
+    """Layers without the draft blocks (the router layer of graniteswitch is none; a model may be all
+    draft)."""
     draft = hparams.n_layer_nextn > 0 and hparams.n_layer > 0 and hparams.name != "graniteswitch"
     return lambda il: il < hparams.n_layer or not draft
 
