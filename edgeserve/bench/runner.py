@@ -1,0 +1,260 @@
+"""Send planned requests and write down what came back, and when.
+
+Owns: open and closed loops, one request's record, the send lag, timeouts. All times are seconds after the
+start of the run, on one clock. Does not know: what is a good figure (figures.py) or which requests to send.
+
+In an open loop the schedule never waits for an answer, and latency counts from the scheduled instant, so that
+a server that falls behind cannot slow down the questions that show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from edgeserve.bench.prompts import ChatMessages
+from edgeserve.client import Client
+from edgeserve.errors import EdgeserveError, RequestTimeoutError
+from edgeserve.metrics import Timeline
+from edgeserve.stream_events import EventKind, RemoteError, StreamEvent, Timings, Usage
+
+SPIN_S = 0.002
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    REJECTED = "rejected"  # 429 or 503: the server said no
+    TIMEOUT = "timeout"  # the client gave up
+    ERROR = "error"  # any other answer, a broken stream, nobody there
+    EMPTY = "empty"  # finished without a token
+    CANCELLED = "cancelled"  # the benchmark ended first; not the server's doing
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request, ready to send."""
+
+    index: int
+    messages: ChatMessages
+    max_tokens: int
+    at_s: float | None = None
+    label: str = ""
+    num_prompt_tokens: int = 0  # aimed at; the answer tells the real number
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of one request. `stamps_s` are the arrivals of chunks that carried generated tokens."""
+
+    index: int
+    label: str
+    max_tokens: int
+    num_planned_prompt_tokens: int
+    scheduled_s: float | None
+    sent_s: float
+    end_s: float
+    outcome: Outcome
+    stamps_s: tuple[float, ...] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    status: int | None = None
+    code: str | None = None
+    message: str | None = None
+    text: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome is Outcome.OK
+
+    @property
+    def arrival_s(self) -> float:
+        """The scheduled instant in an open loop, the moment of sending in a closed one."""
+        return self.sent_s if self.scheduled_s is None else self.scheduled_s
+
+    @property
+    def send_lag_s(self) -> float | None:
+        return None if self.scheduled_s is None else self.sent_s - self.scheduled_s
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """None without a single token. A chunk of several tokens counts by the server's usage."""
+        if not self.stamps_s:
+            return None
+        num_tokens = self.usage.completion_tokens if self.usage and self.is_ok else None
+        return Timeline.of_chunks(self.arrival_s, self.stamps_s, num_tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        return self.usage.prompt_tokens if self.usage and self.usage.prompt_tokens else None
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Of the prompt, found resident; None when the server says nothing of it."""
+        if self.usage and self.usage.cached_tokens is not None:
+            return self.usage.cached_tokens
+        return self.timings.cache_n if self.timings else None
+
+    @property
+    def num_evaluated_tokens(self) -> int | None:
+        prompt, cached = self.num_prompt_tokens, self.num_cached_tokens
+        return None if prompt is None or cached is None else max(0, prompt - cached)
+
+
+@dataclass
+class _Draft:
+    """A record while it grows; what is in it survives a timeout and a Ctrl-C."""
+
+    request: Request
+    sent_s: float
+    stamps_s: list[float] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+    def take(self, event: StreamEvent, start_s: float) -> None:
+        if event.is_output:
+            self.stamps_s.append(event.at_s - start_s)
+            self.pieces.append(event.text if event.kind is EventKind.TEXT else "")
+        elif event.kind is EventKind.FINISH:
+            self.finish_reason = event.text
+        elif event.error is not None:
+            raise event.error
+        self.usage = event.usage or self.usage
+        self.timings = event.timings or self.timings
+
+    def finish(self, end_s: float, outcome: Outcome) -> Record:
+        return Record(
+            index=self.request.index,
+            label=self.request.label,
+            max_tokens=self.request.max_tokens,
+            num_planned_prompt_tokens=self.request.num_prompt_tokens,
+            scheduled_s=self.request.at_s,
+            sent_s=self.sent_s,
+            end_s=end_s,
+            outcome=outcome,
+            stamps_s=tuple(self.stamps_s),
+            finish_reason=self.finish_reason,
+            usage=self.usage,
+            timings=self.timings,
+            text="".join(self.pieces),
+        )
+
+
+class Runner:
+    """Sends the requests of one run. `records` holds those that have ended, in the order of their end.
+
+    `params` go into every request's body; `on_change` is told how many are in flight and how many have ended.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        params: Mapping[str, object],
+        timeout_s: float,
+        on_change: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.records: list[Record] = []
+        self._client = client
+        self._params = dict(params)
+        self._timeout_s = timeout_s
+        self._on_change = on_change or (lambda in_flight, ended: None)
+        self._in_flight = 0
+        self._start_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._start_s
+
+    async def send(self, request: Request, on_output: Callable[[int], None] | None = None) -> Record:
+        """Never raises for what the server does. `on_output` is called with the number of chunks so far."""
+        draft = _Draft(request, self.now_s())
+        self._count(+1)
+        record = draft.finish(draft.sent_s, Outcome.CANCELLED)
+        try:
+            record = await self._send(draft, on_output)
+        except asyncio.CancelledError:
+            record = draft.finish(self.now_s(), Outcome.CANCELLED)
+            raise
+        finally:
+            self.records.append(record)
+            self._count(-1)
+        return record
+
+    async def open_loop(self, requests: Sequence[Request], measured_until_s: float) -> None:
+        """Send each at its `at_s`. Requests after `measured_until_s` keep up the load until the last one
+        before it has ended; then they are dropped."""
+        measured: list[asyncio.Task[Record]] = []
+        others: list[asyncio.Task[Record]] = []
+        try:
+            for request in requests:
+                at_s = request.at_s or 0.0
+                if at_s >= measured_until_s and all(task.done() for task in measured):
+                    break
+                await self._until(at_s)
+                is_measured = at_s < measured_until_s
+                (measured if is_measured else others).append(asyncio.create_task(self.send(request)))
+            await asyncio.gather(*measured)
+        finally:
+            await _drop([*measured, *others])
+
+    async def closed_loop(self, requests: Iterable[Request], concurrency: int) -> None:
+        """Each of `concurrency` clients sends its next request as soon as its last one has ended."""
+        remaining = iter(requests)
+
+        async def one_client() -> None:
+            for request in remaining:
+                await self.send(request)
+
+        workers = [asyncio.create_task(one_client()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            await _drop(workers)
+
+    async def _until(self, at_s: float) -> None:
+        """Event loops wake up to a millisecond late: the last stretch is spent looking at the clock."""
+        await asyncio.sleep(max(0.0, at_s - self.now_s() - SPIN_S))
+        while self.now_s() < at_s:
+            await asyncio.sleep(0)
+
+    async def _send(self, draft: _Draft, on_output: Callable[[int], None] | None) -> Record:
+        request = draft.request
+        stream = self._client.chat_stream(request.messages, max_tokens=request.max_tokens, **self._params)
+        try:
+            async with asyncio.timeout(self._timeout_s), aclosing(stream) as events:
+                async for event in events:
+                    draft.take(event, self._start_s)
+                    if event.is_output and on_output is not None:
+                        on_output(len(draft.stamps_s))
+        except (TimeoutError, RequestTimeoutError):
+            return replace(draft.finish(self.now_s(), Outcome.TIMEOUT), code="timeout")
+        except EdgeserveError as error:
+            return _failed(draft.finish(self.now_s(), Outcome.ERROR), error)
+        return draft.finish(self.now_s(), Outcome.OK if draft.stamps_s else Outcome.EMPTY)
+
+    def _count(self, change: int) -> None:
+        self._in_flight += change
+        self._on_change(self._in_flight, len(self.records))
+
+
+def _failed(record: Record, error: EdgeserveError) -> Record:
+    status = error.status if isinstance(error, RemoteError) else None
+    return replace(
+        record,
+        outcome=Outcome.REJECTED if status in (429, 503) else Outcome.ERROR,
+        status=status,
+        code=getattr(error, "code", None) or type(error).__name__,
+        message=error.message,
+    )
+
+
+async def _drop(tasks: Sequence[asyncio.Task[Record]] | Sequence[asyncio.Task[None]]) -> None:
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,201 @@
+"""The scenarios: which requests a case consists of, and in which order they go out.
+
+Owns: one coroutine for each kind of case, and the order of cases of a scenario.
+Does not know: repeats and the second server (session.py), or figures (figures.py, kinds.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edgeserve.bench import workload
+from edgeserve.bench.lane import Lane
+from edgeserve.bench.options import BenchOptions, Scenario
+from edgeserve.bench.prompts import PromptMaker, with_answer
+from edgeserve.bench.runner import Record, Request, Runner
+from edgeserve.bench.workload import Planned, Shape
+
+# Stream A has settled by then.
+STALL_AFTER_CHUNKS = 20
+# Load goes on after the measured window, so that its last requests do not end in an emptying system.
+TAIL_SHARE = 2.0
+ALWAYS = (0.0, math.inf)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure. `send` prepares its requests, starts the lane's clock, and sends them.
+
+    `needed_tokens` is the longest context that it asks for, where that is known beforehand;
+    `is_cold_meant` is false where requests share a beginning on purpose.
+    """
+
+    label: str
+    kind: str
+    mode: str
+    send: Callable[[Lane, PromptMaker], Awaitable[None]]
+    window_s: tuple[float, float] = ALWAYS
+    rate_per_s: float | None = None
+    needed_tokens: int = 0
+    is_cold_meant: bool = True
+
+
+def cases_of(options: BenchOptions) -> list[Case]:
+    """The cases of a scenario that are known beforehand; a sweep adds its own as it goes (sweep.py)."""
+    builders: Mapping[Scenario, Callable[[BenchOptions], list[Case]]] = {
+        Scenario.DECODE: lambda o: [decode(o, n) for n in o.streams],
+        Scenario.DEPTH: lambda o: [depth(o, n) for n in o.depths],
+        Scenario.STALL: lambda o: [stall(o)],
+        Scenario.TURNS: lambda o: [turns(o)],
+        Scenario.LOAD: lambda o: [load(o, rate) for rate in o.rates_per_s],
+        Scenario.SWEEP: lambda o: [],
+        Scenario.CLOSED: lambda o: [closed(o, n) for n in o.concurrency],
+        Scenario.TRACE: lambda o: [trace(o)],
+    }
+    return builders[options.scenario](options)
+
+
+def shape_of(options: BenchOptions) -> Shape:
+    return Shape(options.prompt_lengths, options.output_lengths, options.shared_prefix_tokens)
+
+
+def decode(options: BenchOptions, num_streams: int) -> Case:
+    """`num_streams` answers at once. Prompts are short; what counts is the time when all of them decode."""
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        planned = workload.closed_loop(shape_of(options), num_streams, options.seed)
+        requests = lane.requests(maker, planned)
+        await lane.start(label, num_streams).closed_loop(requests, num_streams)
+
+    label = f"decode, {num_streams} stream{'s' if num_streams > 1 else ''}"
+    return Case(label, "decode", "closed loop", send)
+
+
+def depth(options: BenchOptions, num_prompt_tokens: int) -> Case:
+    """One answer behind a cold prompt of this length."""
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        requests = lane.requests(maker, [Planned(0, num_prompt_tokens, num_output_tokens)])
+        await lane.start(label, 1).closed_loop(requests, 1)
+
+    num_output_tokens = options.output_lengths.typical
+    label = f"decode at depth {num_prompt_tokens:,}"
+    needed_tokens = num_prompt_tokens + num_output_tokens
+    return Case(label, "depth", "closed loop", send, needed_tokens=needed_tokens)
+
+
+def stall(options: BenchOptions) -> Case:
+    """B alone, then B again (cold again) into the running answers A."""
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        rng = random.Random(f"{options.seed}-lengths")
+        num_streams = options.streams[0]
+        streams = [
+            Planned(index, options.prompt_lengths.draw(rng), options.output_lengths.draw(rng), label="A")
+            for index in range(num_streams)
+        ]
+        intruder = Planned(num_streams, options.stall_prompt_tokens, 8, label="B")
+        alone = Planned(num_streams + 1, options.stall_prompt_tokens, 8, label="B alone")
+        first, second, *others = lane.requests(maker, [alone, intruder, *streams])
+        runner = lane.start(label, len(streams) + 2)
+        await runner.send(first)
+        await _intrude(runner, others, second)
+
+    label = f"stall, {options.stall_prompt_tokens:,}-token prompt into {options.streams[0]} running"
+    return Case(label, "stall", "script", send, needed_tokens=options.stall_prompt_tokens + 8)
+
+
+async def _intrude(runner: Runner, streams: Sequence[Request], intruder: Request) -> None:
+    """Send the intruder once every stream runs, or once they have all ended too early to tell."""
+    running: set[int] = set()
+    is_time = asyncio.Event()
+
+    def watch(index: int) -> Callable[[int], None]:
+        def on_output(num_chunks: int) -> None:
+            if num_chunks >= STALL_AFTER_CHUNKS:
+                running.add(index)
+            if len(running) == len(streams):
+                is_time.set()
+
+        return on_output
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(runner.send(stream, watch(stream.index))) for stream in streams]
+        ended = group.create_task(_all(tasks))
+        waiting = group.create_task(is_time.wait())
+        await asyncio.wait({ended, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await runner.send(intruder)
+
+
+async def _all(tasks: Sequence[asyncio.Task[Record]]) -> None:
+    await asyncio.wait(tasks)
+
+
+def turns(options: BenchOptions) -> Case:
+    """One chat: every turn carries all that was said before, and a new question."""
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        rng = random.Random(f"{options.seed}-lengths")
+        first = Planned(0, options.prompt_lengths.draw(rng), options.output_lengths.draw(rng), label="turn 1")
+        messages = maker.messages(first)
+        runner = lane.start(label, options.num_turns)
+        for index in range(options.num_turns):
+            request = Request(index, messages, options.output_lengths.draw(rng), label=f"turn {index + 1}")
+            record = await runner.send(request)
+            if not record.is_ok:
+                break
+            num_words = lane.calibration.num_words(options.prompt_lengths.draw(rng))
+            messages = with_answer(messages, record.text, maker.words(num_words, "turn", index))
+
+    label = f"chat of {options.num_turns} turns"
+    return Case(label, "turns", "script", send, is_cold_meant=False)
+
+
+def load(options: BenchOptions, rate_per_s: float) -> Case:
+    """Open loop at one rate. Measured are the arrivals after the warm-up, for `duration_s`."""
+    start_s, end_s = options.warmup_s, options.warmup_s + options.duration_s
+    offered_s = end_s + TAIL_SHARE * options.duration_s
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        planned = workload.open_loop(
+            shape_of(options), options.arrivals, rate_per_s, offered_s, options.seed, options.burstiness
+        )
+        requests = lane.requests(maker, planned)
+        await lane.start(label).open_loop(requests, end_s)
+
+    label = f"{options.arrivals} {rate_per_s:.3g}/s"
+    return Case(label, "load", "open loop", send, (start_s, end_s), rate_per_s)
+
+
+def trace(options: BenchOptions) -> Case:
+    """Open loop with the arrivals and lengths of a file, every request measured."""
+    assert options.trace is not None  # checked by BenchOptions
+    planned = workload.read_trace(options.trace)
+    duration_s = max(plan.at_s or 0.0 for plan in planned)
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        requests = lane.requests(maker, planned)
+        await lane.start(label, len(requests)).open_loop(requests, math.inf)
+
+    label = f"trace {options.trace.name}"
+    rate = len(planned) / duration_s if duration_s > 0 else None
+    is_cold_meant = not any(plan.block_ids or plan.shared_prefix_tokens for plan in planned)
+    return Case(label, "load", "open loop", send, ALWAYS, rate, is_cold_meant=is_cold_meant)
+
+
+def closed(options: BenchOptions, num_clients: int) -> Case:
+    """Closed loop: a slow server is asked less, which hides a queue. Labelled as such everywhere."""
+    num_requests = max(options.num_requests, 4 * num_clients)
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        planned = workload.closed_loop(shape_of(options), num_requests, options.seed)
+        requests = lane.requests(maker, planned)
+        await lane.start(label, num_requests).closed_loop(requests, num_clients)
+
+    label = f"closed loop, {num_clients} client{'s' if num_clients > 1 else ''}"
+    return Case(label, "closed", "closed loop", send)
