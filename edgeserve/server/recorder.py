@@ -1,0 +1,99 @@
+"""What became of each request: counted in the metrics, and a JSON line in the log. Never any of its text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Any
+
+from edgeserve.engine.request import FinishReason, RequestTimings
+from edgeserve.errors import RequestError, RequestTimeoutError
+from edgeserve.server.events import Delta, Event, Finish, Generation
+from edgeserve.server.http_errors import CancelledRequestError
+from edgeserve.server.metrics_export import Metrics
+
+request_log = logging.getLogger("edgeserve.requests")
+
+
+class Recorder:
+    """Follows one generation from its arrival to its end."""
+
+    def __init__(self, generation: Generation, metrics: Metrics, client_request_id: str) -> None:
+        self._generation = generation
+        self._metrics = metrics
+        self._client_request_id = client_request_id
+        self._submitted_s = time.perf_counter()
+        self._timings: dict[int, RequestTimings] = {}
+        self._finished: dict[int, FinishReason] = {}
+        self._last_token_s: dict[int, float] = {}
+
+    def observe(self, event: Event) -> None:
+        self._timings[event.index] = event.timings
+        if isinstance(event, Finish):
+            self._finished[event.index] = event.reason
+        elif isinstance(event, Delta) and event.num_tokens:
+            self._observe_gap(event)
+
+    def _observe_gap(self, event: Delta) -> None:
+        """A gap between events is a gap between tokens only where each event carries one."""
+        now_s = time.perf_counter()
+        last_s = self._last_token_s.get(event.index)
+        if last_s is not None and event.num_tokens == 1:
+            self._metrics.itl.observe(now_s - last_s)
+        self._last_token_s[event.index] = now_s
+
+    def close(self, error: BaseException | None) -> None:
+        """The end, by an error or (None) after the last event."""
+        outcome = outcome_of(error, self._finished.values())
+        total_s = time.perf_counter() - self._arrival_s
+        self._metrics.observe_request(self._generation.endpoint, outcome, total_s)
+        for index, timings in self._timings.items():
+            self._metrics.observe_choice(timings, is_complete=index in self._finished)
+        request_log.info(json.dumps(self._line(outcome, total_s, error)))
+
+    @property
+    def _arrival_s(self) -> float:
+        return self._generation.requests[0].arrival_s
+
+    def _line(self, outcome: str, total_s: float, error: BaseException | None) -> dict[str, Any]:
+        every = list(self._timings.values())
+        first = self._timings.get(0)
+        line: dict[str, Any] = {
+            "request_id": self._generation.id,
+            "client_request_id": self._client_request_id,
+            "endpoint": self._generation.endpoint,
+            "outcome": outcome,
+            "prompt_n": sum(len(request.prompt_token_ids) for request in self._generation.requests),
+            "cache_n": sum(timings.num_cached_tokens for timings in every),
+            "predicted_n": sum(timings.num_output_tokens for timings in every),
+            "front_end_ms": _ms(self._submitted_s - self._arrival_s),
+            "queue_ms": _ms(first.queue_s) if first else None,
+            "ttft_ms": _ms(first.ttft_s) if first else None,
+            "tpot_ms": _tpot_ms(first) if first else None,
+            "total_ms": _ms(total_s),
+        }
+        if isinstance(error, RequestError):
+            line["error"] = error.code or error.type
+        return line
+
+
+def outcome_of(error: BaseException | None, reasons: Any) -> str:
+    if error is None:
+        return "length" if FinishReason.LENGTH in reasons else "ok"
+    if isinstance(error, GeneratorExit | asyncio.CancelledError | CancelledRequestError):
+        return "cancelled"
+    if isinstance(error, RequestTimeoutError):
+        return "timeout"
+    return "rejected" if isinstance(error, RequestError) and error.status < 500 else "error"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+def _tpot_ms(timings: RequestTimings) -> float | None:
+    if timings.decode_s is None or timings.num_output_tokens < 2:
+        return None
+    return _ms(timings.decode_s / (timings.num_output_tokens - 1))

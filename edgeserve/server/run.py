@@ -1,0 +1,132 @@
+"""Running the server: listen, load while answering 503, serve, drain on a signal.
+
+Owns the process's signals while it runs, and the order of the end: no new work, wait for the running, end the
+engine, close. Does not know how an engine is made: it is given a function that makes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from edgeserve.config import ServerConfig
+from edgeserve.errors import EdgeserveError
+from edgeserve.server.app import build_app
+from edgeserve.server.http_protocol import HttpConfig
+from edgeserve.server.limits import Limits
+from edgeserve.server.ports import listen
+from edgeserve.server.state import ServerState
+
+if TYPE_CHECKING:
+    from edgeserve.engine.async_engine import AsyncEngine
+
+Load = Callable[[Callable[[float], None]], "AsyncEngine"]
+"""Makes an engine (not yet started), reporting progress as a fraction of 1."""
+
+
+class DrainingServer(uvicorn.Server):
+    """The first signal stops admission and waits for what runs; a second one does not wait."""
+
+    def __init__(self, state: ServerState) -> None:
+        super().__init__(HttpConfig(build_app(state), state.limits.header_s))
+        self.state = state
+        self.received_signal: int | None = None
+        self._drain_deadline_s = 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.state.is_draining:
+            self.force_exit = self.should_exit = True
+        self.received_signal = sig
+        self.drain()
+
+    def drain(self) -> None:
+        """Refuse new generations from now on, and end when the running ones have ended or time is up."""
+        if not self.state.is_draining:
+            self._drain_deadline_s = time.monotonic() + self.state.config.drain_timeout_s
+            self.state.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        is_over = self.state.num_active == 0 or time.monotonic() > self._drain_deadline_s
+        if self.state.is_draining and is_over and not self.should_exit:
+            # Whoever still runs gets an error event from the stopping engine before its connection closes.
+            await asyncio.to_thread(self.state.close)
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def run_server(
+    config: ServerConfig,
+    load: Load,
+    *,
+    on_listening: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[str], None] = lambda url: None,
+    limits: Limits | None = None,
+) -> int | None:
+    """Serve until a signal ends it; returns that signal.
+
+    `on_listening` is called with the address before the model is loaded, `on_ready` (on the loading thread)
+    when requests are served. Raises UsageError (port taken, bad defaults) and whatever `load` raises.
+    """
+    state = ServerState(config, limits)
+    sock = listen(config.host, config.port)
+    url = address_of(config.host, sock)
+    on_listening(url)
+    log_requests()
+    server = DrainingServer(state)
+    failure: list[BaseException] = []
+    loader = threading.Thread(
+        target=_load, args=(server, load, lambda: on_ready(url), failure), name="edgeserve-load", daemon=True
+    )
+    loader.start()
+    try:
+        server.run(sockets=[sock])
+    finally:
+        sock.close()
+        # After a second signal nobody waits for the engine's step; its thread ends with the process.
+        state.close(wait=not server.force_exit)
+    if failure:
+        raise failure[0]
+    return server.received_signal
+
+
+def _load(
+    server: DrainingServer, load: Load, on_ready: Callable[[], None], failure: list[BaseException]
+) -> None:
+    state = server.state
+    try:
+        engine = load(state.report_progress)
+        engine.start()
+        state.attach(engine)
+        on_ready()
+    except BaseException as error:
+        failure.append(error)
+        state.fail(error if isinstance(error, EdgeserveError) else EdgeserveError(str(error)))
+        server.should_exit = True
+
+
+def address_of(host: str, sock: socket.socket) -> str:
+    """The URL to open: a wildcard bind is reachable on localhost too."""
+    name = "127.0.0.1" if host in ("", "0.0.0.0") else "[::1]" if host.strip("[]") == "::" else host
+    if ":" in name and not name.startswith("["):
+        name = f"[{name}]"
+    return f"http://{name}:{sock.getsockname()[1]}"
+
+
+def log_requests() -> None:
+    """One JSON line a finished request, on stderr as it is: stdout belongs to results."""
+    logger = logging.getLogger("edgeserve.requests")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
