@@ -49,9 +49,11 @@ class EngineConfig:
     use_mlock: bool = False
     use_extra_bufts: bool = True
     n_predict: int = 0
-    prefill_chunk: int = 32
-    """Prompt tokens in a step that also carries decodes: the bound on how long a decode waits for a
-    prompt."""
+    itl_target_ms: float = 0.0
+    """The longest gap between two tokens of a stream that steps are planned for; 0 derives it from the
+    machine."""
+    prefill_chunk: int = 0
+    """Prompt tokens in every step, for experiments; 0 lets the gap target decide."""
     max_waiting: int = 64
     max_queue_s: float = 600.0
 
@@ -59,9 +61,11 @@ class EngineConfig:
         for name in ("n_ctx", "n_ctx_seq", "n_threads", "n_threads_batch", "n_predict", "max_waiting"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative.")
-        for name in ("n_seq_max", "n_batch", "n_ubatch", "prefill_chunk"):
+        for name in ("n_seq_max", "n_batch", "n_ubatch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1.")
+        if not 0 <= self.itl_target_ms < 1e6:
+            raise UsageError("itl_target_ms must be between 0 and 1000000.")
         if self.n_seq_max > 256:
             raise UsageError(f"n_seq_max {self.n_seq_max} is more than llama.cpp's 256 sequences.")
         for cache_type in (self.type_k, self.type_v):

@@ -23,7 +23,8 @@ from edgeserve.engine.request import (
     StepStats,
     TokenLogprob,
 )
-from edgeserve.engine.scheduler import Chunk, Scheduler, SchedulerOutput
+from edgeserve.engine.scheduler import Chunk, FixedChunk, Scheduler, SchedulerOutput
+from edgeserve.engine.step_cost import StepCost
 from edgeserve.errors import (
     ContextLengthError,
     EngineError,
@@ -33,7 +34,6 @@ from edgeserve.errors import (
 )
 from edgeserve.llama import Context, Model
 
-_DECODE_ALONE_WEIGHT = 0.1
 _NUM_RECENT_STEPS = 64
 
 
@@ -45,17 +45,17 @@ class Engine:
         self._model = model
         self._config = config
         self.runner = ModelRunner(context, config.n_batch)
+        self.step_cost = StepCost(config.itl_target_ms / 1e3)
         self.scheduler = Scheduler(
             KVCache(config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified),
             token_budget=config.n_batch,
-            prefill_chunk=config.prefill_chunk,
+            chunk_policy=FixedChunk(config.prefill_chunk) if config.prefill_chunk else self.step_cost,
         )
         self._sequences: dict[str, Sequence] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
         self._totals: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         self._prefill_s = self._decode_s = 0.0
-        self._decode_alone_s: dict[int, float] = {}
         self._recent_steps: deque[StepStats] = deque(maxlen=_NUM_RECENT_STEPS)
         self._num_steps = 0
 
@@ -239,19 +239,15 @@ class Engine:
         usually take alone counts as prefill, and as a stall of those decodes."""
         duration = end_s - start_s
         num_decodes, num_prefill = decision.num_decode_tokens, decision.num_prefill_tokens
-        if not num_prefill:
-            self._learn_decode_alone(num_decodes, duration)
-        decode_s = min(duration, self._decode_alone_s.get(num_decodes, duration)) if num_decodes else 0.0
+        self.step_cost.observe(num_decodes, num_prefill, duration)
+        alone_s = self.step_cost.decode_s(num_decodes) if num_prefill else duration
+        decode_s = min(duration, alone_s)
         self._decode_s += decode_s
         self._prefill_s += duration - decode_s
         for chunk in decision.decodes:
             chunk.sequence.stalled_s += duration - decode_s
         self._num_steps += 1
         self._recent_steps.append(StepStats(self._num_steps, start_s, duration, num_decodes, num_prefill))
-
-    def _learn_decode_alone(self, num_decodes: int, duration_s: float) -> None:
-        known = self._decode_alone_s.get(num_decodes, duration_s)
-        self._decode_alone_s[num_decodes] = known + _DECODE_ALONE_WEIGHT * (duration_s - known)
 
     def _retry_after_s(self) -> float:
         """When a slot is likely to be free: the tokens that running sequences may still make, at the speed so

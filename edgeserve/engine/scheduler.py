@@ -13,26 +13,37 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from edgeserve.engine.kv_cache import KVCache, Placement
 from edgeserve.engine.request import FinishReason, Sequence, SequenceStatus
 
+OLDEST_SHARE = 4
+"""The oldest unfinished prompt gets at least one in so many of a step's prompt tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next `num_tokens` uncomputed tokens of one sequence; `samples` when its last token is among
-    them."""
+    """Consecutive tokens of one sequence for one step, as decided: it does not follow the sequence's
+    changes."""
 
     sequence: Sequence
+    first_pos: int
     num_tokens: int
+    is_decode: bool
+    samples: bool
+    """Whether the sequence's last token is among them, so that the next one can be drawn."""
 
-    @property
-    def first_pos(self) -> int:
-        return self.sequence.num_computed_tokens
-
-    @property
-    def samples(self) -> bool:
-        return self.num_tokens == self.sequence.num_uncomputed_tokens
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> Chunk:
+        """The next `num_tokens` uncomputed tokens of a sequence."""
+        return cls(
+            sequence,
+            first_pos=sequence.num_computed_tokens,
+            num_tokens=num_tokens,
+            is_decode=sequence.is_decoding,
+            samples=num_tokens == sequence.num_uncomputed_tokens,
+        )
 
     @property
     def token_ids(self) -> list[int]:
@@ -47,28 +58,43 @@ class SchedulerOutput:
 
     @property
     def decodes(self) -> tuple[Chunk, ...]:
-        return tuple(chunk for chunk in self.chunks if chunk.sequence.is_decoding)
+        return tuple(chunk for chunk in self.chunks if chunk.is_decode)
 
     @property
     def num_decode_tokens(self) -> int:
-        return len(self.decodes)
+        return sum(chunk.is_decode for chunk in self.chunks)
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks) - self.num_decode_tokens
+        return sum(chunk.num_tokens for chunk in self.chunks if not chunk.is_decode)
+
+
+class ChunkPolicy(Protocol):
+    """Says how many prompt tokens a step beside so many decodes may carry, between 1 and `limit`."""
+
+    def prefill_tokens(self, num_decodes: int, limit: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedChunk:
+    """The same number of prompt tokens in every step, whatever it costs."""
+
+    num_tokens: int
+
+    def prefill_tokens(self, num_decodes: int, limit: int) -> int:
+        return min(self.num_tokens, limit)
 
 
 class Scheduler:
     """Decodes first, then prompts by chunks, then newcomers while a slot and cells are free."""
 
-    def __init__(self, kv_cache: KVCache, token_budget: int, prefill_chunk: int) -> None:
-        """`token_budget` bounds a step with nobody decoding, `prefill_chunk` the prompt tokens of a step that
-        also carries decodes."""
+    def __init__(self, kv_cache: KVCache, token_budget: int, chunk_policy: ChunkPolicy) -> None:
+        """`token_budget` is the most tokens of any step; `chunk_policy` says how many may be prompt."""
         self.kv_cache = kv_cache
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._token_budget = token_budget
-        self._prefill_chunk = prefill_chunk
+        self._chunk_policy = chunk_policy
 
     @property
     def has_work(self) -> bool:
@@ -103,25 +129,13 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide one step. Empty only when nothing is running."""
-        decodes = [Chunk(sequence, 1) for sequence in self.running if sequence.is_decoding]
-        budget = (
-            min(self._prefill_chunk, self._token_budget - len(decodes)) if decodes else self._token_budget
-        )
-        return SchedulerOutput((*decodes, *self._prefills(budget)))
-
-    def _prefills(self, budget: int) -> Iterable[Chunk]:
-        # The shortest remaining prompt goes first, so that a short newcomer does not wait for a long one; a
-        # prompt that has waited gets older, and goes before any that came later, so nobody waits for ever.
+        decodes = [Chunk.of(sequence, 1) for sequence in self.running if sequence.is_decoding]
+        left = self._token_budget - len(decodes)
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
-        for sequence in sorted(prefilling, key=self._prefill_order):
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if num_tokens <= 0:
-                return
-            budget -= num_tokens
-            yield Chunk(sequence, num_tokens)
-
-    def _prefill_order(self, sequence: Sequence) -> int:
-        return sequence.num_uncomputed_tokens + self._prefill_chunk * self.running.index(sequence)
+        if not prefilling or left < 1:
+            return SchedulerOutput(tuple(decodes))
+        budget = self._chunk_policy.prefill_tokens(len(decodes), left)
+        return SchedulerOutput((*decodes, *_share(prefilling, budget)))
 
     def computed(self, chunk: Chunk) -> None:
         """Record that a chunk has run."""
@@ -153,3 +167,22 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self.remove(sequence)
         sequence.finish(reason)
+
+
+def _share(prefilling: list[Sequence], budget: int) -> Iterable[Chunk]:
+    """Divide a step's prompt tokens: a part is the oldest prompt's own, so that it is never starved; the rest
+    goes to the shortest first, so that a short newcomer does not wait behind a long prompt."""
+    oldest, *_ = prefilling
+    own = min(oldest.num_uncomputed_tokens, max(1, budget // OLDEST_SHARE))
+    shares = {oldest.request_id: own}
+    left = budget - own
+    for sequence in sorted(prefilling, key=lambda sequence: sequence.num_uncomputed_tokens):
+        given = shares.get(sequence.request_id, 0)
+        more = min(left, sequence.num_uncomputed_tokens - given)
+        shares[sequence.request_id] = given + more
+        left -= more
+    return [
+        Chunk.of(sequence, shares[sequence.request_id])
+        for sequence in prefilling
+        if shares[sequence.request_id]
+    ]

@@ -26,8 +26,6 @@ class Result:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     outputs: list[RequestOutput] = field(default_factory=list)
-    finished_at: int = 0
-    """How many outputs the whole engine had given when this request ended."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -75,5 +73,3 @@ def run(engine: Engine, *requests: Request) -> dict[str, Result]:
 def step(engine: Engine, results: dict[str, Result]) -> None:
     for output in engine.step():
         results[output.request_id].take(output)
-        if output.is_finished:
-            results[output.request_id].finished_at = sum(len(result.outputs) for result in results.values())

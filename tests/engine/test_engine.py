@@ -125,15 +125,16 @@ def test_max_tokens_in_the_middle_of_a_character(engine: Engine, model: Model) -
 
 
 def test_more_requests_than_slots_all_finish_in_order(engine: Engine, model: Model) -> None:
-    results = run(engine, *(request(f"r{i}", tokens(model), greedy(max_tokens=3)) for i in range(20)))
+    requests = [request(f"r{i}", tokens(model), greedy(max_tokens=3)) for i in range(20)]
+    results = run(engine, *requests)
     assert all(len(result.token_ids) == 3 for result in results.values())
     assert not engine.has_work
-    firsts = [name for name, _ in sorted(results.items(), key=lambda item: item[1].finished_at)]
-    assert firsts == [f"r{i}" for i in range(20)]
+    starts = [item.arrival_s + results[item.request_id].timings.queue_s for item in requests]
+    assert starts == sorted(starts)
 
 
 def test_cancel_while_waiting_prefilling_and_decoding(model: Model) -> None:
-    with engine_of(model, n_seq_max=1, n_ctx=1024, n_batch=64, n_ubatch=64) as engine:
+    with engine_of(model, n_seq_max=1, n_ctx=1024, prefill_chunk=64) as engine:
         results = {name: Result() for name in "abc"}
         for name in "abc":
             engine.add(request(name, tokens(model) * 10, greedy(max_tokens=50, ignore_eos=True)))
