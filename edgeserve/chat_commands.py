@@ -47,7 +47,12 @@ class Commands:
     def run(self, line: str) -> Outcome:
         """Run one line such as `/set temperature 0.2`. Raises UsageError for what cannot be done."""
         name, *rest = re.split(r"\s", line[1:], maxsplit=1)
-        return find_command(name).run(self, "".join(rest).strip())
+        argument = "".join(rest).strip()
+        command = find_command(name)
+        if argument and not command.argument:
+            # Text behind such a command was probably meant as a message, and would be lost.
+            raise UsageError(f"/{name} takes nothing behind it.", "Send the message on its own.")
+        return command.run(self, argument)
 
     def help(self, _: str) -> Outcome:
         width = max(len(usage(name)) for name in COMMANDS)

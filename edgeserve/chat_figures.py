@@ -76,12 +76,15 @@ def _context(figures: Figures, n_ctx: int | None) -> str:
 
 
 def progress_text(progress: PromptProgress, age_s: float) -> str:
-    """`prefill 1,240 of 3,120 tokens (40 %), 6 s left`; `age_s` is how old the report is."""
+    """`prefill 1,240 of 3,120 tokens (40 %), 6 s left`; `age_s` is how old the report is.
+
+    While there is nothing to tell the time left by, the seconds since the report show that time passes.
+    """
     share = 100 * progress.processed / progress.total if progress.total else 100
     text = f"prefill {progress.processed:,} of {progress.total:,} tokens ({share:.0f} %)"
     num_evaluated = progress.processed - progress.cache
     if num_evaluated < MIN_TOKENS_FOR_RATE or progress.time_ms <= 0:
-        return text
+        return f"{text}, for {age_s:.0f} s" if age_s >= 1 else text
     left_s = (progress.total - progress.processed) * progress.time_ms / 1000 / num_evaluated - age_s
     return f"{text}, {left_s:.0f} s left" if left_s >= 1 else text
 

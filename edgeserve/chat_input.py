@@ -26,6 +26,7 @@ from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.styles import Style
@@ -75,6 +76,7 @@ class Editor:
         keys.add("enter")(self._enter)
         keys.add("escape", "enter")(_insert_newline)
         keys.add("c-c")(_clear_or_leave)
+        keys.add(Keys.Any)(_insert_all_that_came)
         return keys
 
     def _enter(self, event: KeyPressEvent) -> None:
@@ -112,6 +114,15 @@ def _terminal_output() -> Output:
 
 def _insert_newline(event: KeyPressEvent) -> None:
     event.current_buffer.newline(copy_margin=False)
+
+
+def _insert_all_that_came(event: KeyPressEvent) -> None:
+    """Insert a whole burst at once: one by one, each character of a long paste costs a pass over the text."""
+    text = event.data
+    waiting = event.key_processor.input_queue
+    while waiting and not isinstance(waiting[0].key, Keys):
+        text += waiting.popleft().data
+    event.current_buffer.insert_text(text * event.arg)
 
 
 def _clear_or_leave(event: KeyPressEvent) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import FrameType
 
 from edgeserve.chat_answer import Answer, Part, figures_of
@@ -277,7 +277,8 @@ class Chat:
         return int(answer.was_stopped)
 
     async def _greet(self) -> None:
-        model = await self._client.default_model()
+        # Some servers name a model by the path of its file.
+        model = PurePath(await self._client.default_model()).name
         self._n_ctx = await self._context_length()
         context = f" · context {self._n_ctx:,}" if self._n_ctx else ""
         self._view.note(f"{model}{context} · {self._client.root}")

@@ -149,6 +149,7 @@ def test_nothing_to_list_is_no_list() -> None:
         ((3120, 0, 1240, 4000.0), 3.0, "prefill 1,240 of 3,120 tokens (40 %), 3 s left"),
         ((3120, 0, 1240, 4000.0), 60.0, "prefill 1,240 of 3,120 tokens (40 %)"),
         ((3120, 1240, 1240, 1.0), 0.0, "prefill 1,240 of 3,120 tokens (40 %)"),  # nothing measured yet
+        ((3120, 24, 24, 0.0), 3.2, "prefill 24 of 3,120 tokens (1 %), for 3 s"),
         ((0, 0, 0, 0.0), 0.0, "prefill 0 of 0 tokens (100 %)"),
     ],
 )

@@ -175,6 +175,7 @@ def test_help_names_every_command() -> None:
     [
         ("/hlep", "Unknown command /hlep.", "Did you mean /help?"),
         ("/usr/bin", "Unknown command /usr/bin.", "two of them"),
+        ("/reset\na pasted text", "/reset takes nothing behind it.", "on its own"),
         ("/save", "/save needs the name of a file.", "/save talk.json"),
         ("/set colour blue", "There is no setting colour.", "/set lists them all."),
     ],
