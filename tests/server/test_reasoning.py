@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +69,7 @@ def test_channels_know_a_prompt_that_has_chosen_one() -> None:
 def test_cuts_do_not_matter(text: str, cuts: list[int], starts_open: bool) -> None:
     prompt_end = "<think>" if starts_open else ""
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [text[start:end] for start, end in pairwise(edges)]
     assert split(THINK.splitter(prompt_end), pieces) == split(THINK.splitter(prompt_end), [text])
 
 

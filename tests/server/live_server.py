@@ -1,0 +1,101 @@
+"""A live server around the small real model, for tests: a real socket and the real engine."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from edgeserve.config import ServerConfig
+from edgeserve.engine.async_engine import AsyncEngine
+from edgeserve.server.limits import Limits
+from edgeserve.server.ports import listen
+from edgeserve.server.run import DrainingServer, address_of
+from edgeserve.server.state import ServerState
+
+N_CTX_SEQ = 2048
+NUM_SLOTS = 2
+MAX_WAITING = 4
+
+
+@dataclass(frozen=True)
+class Live:
+    """A running server, and a client for it."""
+
+    url: str
+    port: int
+    state: ServerState
+    server: DrainingServer
+    http: httpx2.Client
+
+    @property
+    def stats(self) -> Any:
+        stats = self.state.engine_stats()
+        assert stats is not None
+        return stats
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The JSON answer of a request that must succeed."""
+        response = self.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def error(self, path: str, status: int, **body: Any) -> dict[str, Any]:
+        """The error object of a request that must fail."""
+        response = self.http.post(path, json=body)
+        assert response.status_code == status, response.text
+        error = response.json()["error"]
+        assert {"message", "type", "param", "code"} <= set(error)
+        return dict(error)
+
+    def wait_until(self, holds: Callable[[], bool], what: str, at_most_s: float = 30.0) -> None:
+        deadline = time.monotonic() + at_most_s
+        while not holds():
+            assert time.monotonic() < deadline, f"still waiting: {what}"
+            time.sleep(0.01)
+
+    def wait_until_idle(self) -> None:
+        self.wait_until(lambda: not self.stats.running and not self.stats.waiting, "for an idle engine")
+
+
+@contextmanager
+def serving(state: ServerState) -> Iterator[Live]:
+    """Run a server in a thread until the block ends."""
+    sock = listen(state.config.host, 0)
+    server = DrainingServer(state)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="test-server")
+    thread.start()
+    url = address_of(state.config.host, sock)
+    try:
+        with httpx2.Client(base_url=url, timeout=60) as http:
+            live = Live(url, sock.getsockname()[1], state, server, http)
+            live.wait_until(lambda: server.started, "for the server to start")
+            yield live
+    finally:
+        server.should_exit = True
+        thread.join()
+        sock.close()
+
+
+@contextmanager
+def attached(engine: AsyncEngine, config: ServerConfig, limits: Limits | None = None) -> Iterator[Live]:
+    state = ServerState(config, limits)
+    state.attach(engine)
+    assert state.serving is not None
+    try:
+        with serving(state) as live:
+            yield live
+    finally:
+        state.serving.template.close()
+
+
+def sse_documents(body: str) -> list[Any]:
+    """The documents of a stream; "[DONE]" as it stands, comments left out."""
+    datas = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
+    return [data if data == "[DONE]" else json.loads(data) for data in datas]
