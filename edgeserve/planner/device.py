@@ -46,6 +46,7 @@ class DeviceProfile:
     fp32_tflops: float | None = None
     fp16_matrix_tflops: float | None = None
     int8_tops: float | None = None
+    gpu_cores: int | None = None
     ai_note: str = ""
     compute_source: str = ""
     cores: str = ""
@@ -99,6 +100,7 @@ def parse_profile(text: str, key: str) -> DeviceProfile:
         fp32_tflops=compute.number("fp32_tflops"),
         fp16_matrix_tflops=compute.number("fp16_matrix_tflops"),
         int8_tops=compute.number("int8_tops"),
+        gpu_cores=compute.integer("gpu_cores"),
         ai_note=compute.text("ai_note", required=False),
         compute_source=compute.text("source", required=bool(compute.data)),
         cores=cpu.text("cores", required=False),
@@ -211,6 +213,7 @@ _TABLE_FIELDS = {
         "fp32_tflops": "fp32_tflops",
         "fp16_matrix_tflops": "fp16_matrix_tflops",
         "int8_tops": "int8_tops",
+        "gpu_cores": "gpu_cores",
         "ai_note": "ai_note",
         "source": "compute_source",
     },

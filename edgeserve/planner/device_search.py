@@ -112,7 +112,7 @@ def _choose(matches: Sequence[DeviceProfile], sizes: Sequence[tuple[float, str]]
         own = sizes[0][0]
     host = None if unified else next((size for size, _ in sizes if size != own), None)
     fitting = [profile for profile in matches if own in profile.memory_options_gib] or list(matches)
-    fitting.sort(key=lambda profile: (profile.bandwidth_gb_s or 0, profile.fp32_tflops or 0))
+    fitting.sort(key=lambda p: (p.bandwidth_gb_s or 0, p.fp32_tflops or 0, p.gpu_cores or 0))
     others = tuple(profile.key for profile in matches if profile is not fitting[0])
     return DeviceChoice(fitting[0], own, host, others)
 
