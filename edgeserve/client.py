@@ -103,7 +103,9 @@ class Client:
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            # A connection each: llama-server closes some kept ones without a word, and a request that is
+            # lost that way would have to be sent again, which this client never does.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
         )
 
@@ -238,7 +240,7 @@ class Client:
 
 
 async def _read_to_end(events: AsyncIterator[StreamEvent]) -> None:
-    """The connection can serve again only once its body is read; a server that keeps it open loses it."""
+    """Let the server end its answer in its own way: hanging up on the last bytes looks like leaving."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             async for _ in events:

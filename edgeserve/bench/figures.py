@@ -23,6 +23,8 @@ WARM_FROM_SHARE = 0.8
 SENT_TOO_LATE_S = 0.005
 SENT_TOO_LATE_OF_TTFT = 0.02
 WARN_CACHED_SHARE = 0.01
+# The chat template's own first tokens are the same in every prompt, and cached after the first one.
+TEMPLATE_TOKENS = 16
 WARN_LITTLE_GAP = 0.05
 
 FAILURES = (Outcome.ERROR, Outcome.TIMEOUT, Outcome.EMPTY)
@@ -75,7 +77,8 @@ def bucket_of(record: Record) -> Bucket:
     if prompt is None or cached is None:
         return Bucket(length, "unknown")
     share = cached / prompt
-    cache = "cold" if share < COLD_BELOW_SHARE else "warm" if share >= WARM_FROM_SHARE else "partial"
+    is_cold = cached <= TEMPLATE_TOKENS or share < COLD_BELOW_SHARE
+    cache = "cold" if is_cold else "warm" if share >= WARM_FROM_SHARE else "partial"
     return Bucket(length, cache)
 
 
@@ -222,6 +225,14 @@ def _quality(run: Run, measured: Sequence[Record]) -> Figures:
     }
 
 
+def _unmeant_cached_share(run: Run) -> float:
+    if not run.is_cold_meant:
+        return 0.0
+    prompt = sum(record.num_prompt_tokens or 0 for record in run.measured)
+    cached = sum(max(0, (record.num_cached_tokens or 0) - TEMPLATE_TOKENS) for record in run.measured)
+    return cached / prompt if prompt else 0.0
+
+
 def _littles_law(run: Run) -> LittlesLaw | None:
     """Only of an open loop: a closed one keeps the number in flight by its own construction."""
     if run.mode != "open loop":
@@ -241,8 +252,8 @@ def _warnings(
     if lag is not None and (lag > SENT_TOO_LATE_S or (ttft and lag > SENT_TOO_LATE_OF_TTFT * ttft)):
         against = f" with a ttft of {1000 * ttft:.0f} ms" if ttft else ""
         yield f"Not valid: the client sent late (p99 {1000 * lag:.1f} ms{against})."
-    cached = figures.get("cached_share")
-    if run.is_cold_meant and cached is not None and cached > WARN_CACHED_SHARE:
+    cached = _unmeant_cached_share(run)
+    if cached > WARN_CACHED_SHARE:
         yield f"{cached:.0%} of the prompt tokens were cached although cold prompts were meant."
     if steady is not None and steady.is_saturated:
         yield f"Not steady: {steady.reason}. Percentiles of such a run depend on its length."

@@ -98,6 +98,9 @@ class Session:
         if options.against is not None:
             addresses.append(("B", options.against, options.against_api_key or options.api_key))
         busy = environment.busy_processes()
+        if busy:
+            names = ", ".join(f"{process['name']} ({process['cpu_share']:.0%})" for process in busy)
+            self.warnings.append(f"Other programs were busy before the first request: {names}.")
         for name, url, key in addresses:
             client = await stack.enter_async_context(Client(url, key, model=options.model))
             lane = Lane(name, client, options, self.progress)
