@@ -19,7 +19,7 @@ Request, one JSON document on stdin:
 Answer, one line for each settings:
     {"buffers": [{"name", "is_host", "model", "context", "compute"}, ...], "exact", "flash_attn",
      "flash_attn_reason", "n_ctx", "n_ctx_seq", "output_mib"}
-    or {"error", "stage"}
+    or {"error", "stage"}, where stage is "runtime", "load" or "context"
 
 "exact" is false where the C++ map of the library cannot be read (its layout is that of libstdc++, so only
 Linux has it): then only compute is given, from the log, to 5 kB.
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve import llama
-from edgeserve.errors import EdgeserveError
+from edgeserve.errors import EdgeserveError, RuntimeUnavailableError
 from edgeserve.gguf import read_header, write_header_copy
 from edgeserve.virtual_device import VirtualDevice, VirtualDeviceSpec, device_array
 
@@ -48,6 +48,10 @@ _LOAD_MODE_NONE = 0  # mmap and no_alloc together abort the process
 _MAX_BUFFER_TYPES = 64
 _MIB = 1 << 20
 _LOG_STEP_MIB = 0.005
+_CONTEXT_KEYS = {
+    "n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_outputs_max", "n_rs_seq", "kv_unified", "swa_full",
+    "offload_kqv", "op_offload", "embeddings",
+}  # fmt: skip
 _MODEL_KEYS = ("n_gpu_layers", "n_cpu_moe", "tensor_split", "use_extra_bufts")
 
 _COMPUTE_LINE = re.compile(r"sched_reserve: +(\S+) compute buffer size = +([\d.]+) MiB")
@@ -84,7 +88,8 @@ def answer_all(request: Json) -> Iterator[Json]:
             path = _loadable(request["path"], Path(directory))
             yield from _answers(library, path, request["settings"])
     except EdgeserveError as error:
-        yield from ({"error": str(error), "stage": "load"} for _ in request["settings"])
+        stage = "runtime" if isinstance(error, RuntimeUnavailableError) else "load"
+        yield from ({"error": str(error), "stage": stage} for _ in request["settings"])
 
 
 def _answers(library: Library, path: str, all_settings: Sequence[Json]) -> Iterator[Json]:
@@ -197,7 +202,7 @@ class Library:
         self._log.lines.clear()
         model = self._library.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
-            raise DryRunError(self._log.errors() or self._last_line(), "load")
+            raise DryRunError(self._load_error(), "load")
         return model
 
     def free_model(self, model: Any) -> None:
@@ -226,12 +231,8 @@ class Library:
 
     def _context_params(self, settings: Json) -> Any:
         params = self._library.llama_context_default_params()
-        for name in (
-            "n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_outputs_max", "n_rs_seq", "kv_unified", "swa_full",
-            "offload_kqv", "op_offload", "embeddings",
-        ):  # fmt: skip
-            if name in settings:
-                setattr(params, name, settings[name])
+        for name in _CONTEXT_KEYS & settings.keys():
+            setattr(params, name, settings[name])
         params.type_k = llama.CACHE_TYPE_IDS[settings.get("type_k", "f16")]
         params.type_v = llama.CACHE_TYPE_IDS[settings.get("type_v", "f16")]
         params.flash_attn_type = _FLASH_ATTN_IDS[settings.get("flash_attn", "auto")]
@@ -286,6 +287,11 @@ class Library:
         function = self._library._lib[name]
         function.restype, function.argtypes = restype, list(argtypes)
         return function
+
+    def _load_error(self) -> str:
+        """The line that names the fault; others say "unknown" or "failed" of harmless things."""
+        faults = [line.strip() for line in self._log.lines if "error loading model" in line]
+        return faults[0].split("error loading model: ", 1)[-1] if faults else self._last_line()
 
     def _last_line(self) -> str:
         lines = [line.strip() for line in self._log.lines if line.strip()]

@@ -50,7 +50,7 @@ class _Spread:
 _SPREADS = {
     "logits": _Spread(0.98, 1.03, 1.19),
     "attention": _Spread(0.95, 1.04, 1.28),
-    "feed_forward": _Spread(0.88, 1.11, 1.45),
+    "feed_forward": _Spread(0.85, 1.11, 1.45),
     "experts": _Spread(0.62, 1.13, 1.45),
     "state": _Spread(0.67, 1.18, 1.95),
     "indexer": _Spread(1.80, 2.50, 5.70),
@@ -71,14 +71,15 @@ def estimate_compute(
     if not placement.devices:
         return graph.peak(), ()
     # Where "auto" meets a partial offload, llama.cpp may drop flash attention for the whole context.
-    partial = 0 < placement.num_gpu_layers < len(placement.layer_device)
+    partial = 0 < placement.num_gpu_layers < len(placement.layer_device) or not settings.offload_kqv
     unsure = partial and settings.flash_attn == "auto" and hparams.architecture.memory is Memory.HYBRID
     without = _Graph(header, hparams, replace(settings, flash_attn="off")) if unsure else graph
     devices = tuple(
         _device_peak(graph, without, placement, index, weights, op_offload and index == 0)
         for index in range(len(placement.devices))
     )
-    return _host_peak(graph, without, placement), devices
+    attends = -1 in placement.layer_device or not settings.offload_kqv
+    return _host_peak(graph, without, attends), devices
 
 
 def _device_peak(
@@ -94,10 +95,10 @@ def _device_peak(
     return Interval(peak.low, peak.likely + copied, high + 2 * copied)
 
 
-def _host_peak(graph: _Graph, without: _Graph, placement: Placement) -> Interval:
-    """The host keeps the graph's inputs, and the scratch of the layers that stay with it."""
+def _host_peak(graph: _Graph, without: _Graph, has_work: bool) -> Interval:
+    """The host keeps the graph's inputs, and the scratch of the layers or caches that stay with it."""
     inputs = round(graph.inputs + graph.masks)
-    if -1 not in placement.layer_device:
+    if not has_work:
         return Interval(inputs // 3, inputs, 2 * inputs + _F32 * graph.n_tokens * graph.width)
     return Interval(inputs // 3, 2 * inputs, max(graph.peak().high, without.peak().high, 3 * inputs))
 

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from edgeserve.gguf import write_header_copy
 from edgeserve.gguf_header import GGUFHeader
-from edgeserve.planner.memory import BufferBytes, DryRun, Extras, ModelMemory
+from edgeserve.planner.extras import Extras
+from edgeserve.planner.library_figures import BufferBytes, DryRun
+from edgeserve.planner.memory import ModelMemory
 from edgeserve.planner.placement import Accelerator
 from edgeserve.planner.report import MemoryReport
 from edgeserve.planner.settings import Settings
@@ -59,10 +61,13 @@ def measure(
     extras: Extras | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
+    allocate: bool = False,
     python: str = sys.executable,
 ) -> list[MemoryReport | DryRunFailure]:
-    """One report for each settings, compute from the library itself. `devices` are pretended, so any will
-    do."""
+    """One report for each settings, compute from the library itself. `devices` are pretended: any will do.
+
+    `allocate` really loads the model and makes the contexts, and reports what they then take.
+    """
     model = ModelMemory(header)
     results = dry_run(
         header,
@@ -70,6 +75,7 @@ def measure(
         devices,
         timeout_s=timeout_s,
         memory_limit_bytes=memory_limit_bytes,
+        allocate=allocate,
         python=python,
         model=model,
     )
@@ -86,6 +92,7 @@ def dry_run(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
+    allocate: bool = False,
     python: str = sys.executable,
     model: ModelMemory | None = None,
 ) -> list[DryRun | DryRunFailure]:
@@ -94,9 +101,14 @@ def dry_run(
     too_large = _too_large(model or ModelMemory(header), all_settings, memory_limit_bytes)
     asked = [settings for settings, failure in zip(all_settings, too_large, strict=True) if failure is None]
     with tempfile.TemporaryDirectory(prefix="edgeserve-measure-") as directory:
-        child = _Child(python, timeout_s, memory_limit_bytes, _path(header, Path(directory)), devices)
-        answers = iter(child.ask(asked))
+        path = _path(header, Path(directory))
+        child = _Child(python, timeout_s, memory_limit_bytes, path, devices, allocate)
+        answers = iter([_allocated(answer) if allocate else answer for answer in child.ask(asked)])
         return [failure if failure is not None else next(answers) for failure in too_large]
+
+
+def _allocated(answer: DryRun | DryRunFailure) -> DryRun | DryRunFailure:
+    return replace(answer, allocated=True) if isinstance(answer, DryRun) else answer
 
 
 def _too_large(
@@ -129,6 +141,7 @@ class _Child:
     memory_limit_bytes: int
     path: str
     devices: Sequence[Accelerator]
+    allocate: bool
 
     def ask(self, all_settings: Sequence[Settings]) -> Iterator[DryRun | DryRunFailure]:
         remaining = list(all_settings)
@@ -172,6 +185,7 @@ class _Child:
             "settings": [settings_to_json(settings) for settings in all_settings],
             "devices": [device_to_json(device) for device in self.devices],
             "memory_limit_bytes": self.memory_limit_bytes,
+            "no_alloc": not self.allocate,
         }
 
 
@@ -221,12 +235,13 @@ def _refusal(message: str, stage: str) -> DryRunFailure:
     for pattern, code in _REFUSALS:
         if re.search(pattern, message):
             return DryRunFailure("refused", message, code)
-    return DryRunFailure("not loaded" if stage == "load" else "refused", message)
+    kinds: dict[str, FailureKind] = {"load": "not loaded", "runtime": "no runtime"}
+    return DryRunFailure(kinds.get(stage, "refused"), message)
 
 
 def _ending(returncode: int, stderr: str) -> DryRunFailure:
     last = (stderr.strip().splitlines() or ["no message"])[-1]
-    if "RuntimeUnavailableError" in stderr or "No module named" in last:
+    if "No module named" in last:
         return DryRunFailure("no runtime", last)
     how = f"by signal {-returncode}" if returncode < 0 else f"with exit code {returncode}"
     return DryRunFailure("crashed", f"The dry run ended {how}: {last}")
