@@ -24,10 +24,11 @@ from starlette.routing import Route
 
 @dataclass(frozen=True)
 class Step:
-    """Wait `delay_s`, then send `data` as one piece."""
+    """Wait `delay_s`, and for `until` to be true if there is one; then send `data` as one piece."""
 
     data: bytes
     delay_s: float = 0.0
+    until: Callable[[], bool] | None = None
 
 
 @dataclass
@@ -69,16 +70,24 @@ def answer(
     tokens_per_chunk: int = 1,
     ttft_s: float = 0.0,
     gap_s: float = 0.0,
+    usage_delay_s: float = 0.0,
+    until: Callable[[], bool] | None = None,
     prompt_tokens: int = 10,
     cached_tokens: int = 0,
 ) -> list[Step]:
-    """A chat answer as a server may send it: role chunk and pings first, usage late, then [DONE]."""
+    """A chat answer as a server may send it: role chunk and pings first, usage late, then [DONE].
+
+    The first content waits for `until`.
+    """
     words = " ".join(["word"] * tokens_per_chunk) + " "
     steps = [Step(chunk({"role": "assistant", "content": ""})), Step(b": ping\n\n")]
     for index in range(num_chunks):
-        steps.append(Step(chunk({"content": words}), ttft_s if index == 0 else gap_s))
+        is_first = index == 0
+        delay_s = ttft_s if is_first else gap_s
+        steps.append(Step(chunk({"content": words}), delay_s, until if is_first else None))
     steps.append(Step(chunk({}, "length")))
-    steps.append(Step(usage_chunk(prompt_tokens, num_chunks * tokens_per_chunk, cached_tokens), gap_s))
+    usage = usage_chunk(prompt_tokens, num_chunks * tokens_per_chunk, cached_tokens)
+    steps.append(Step(usage, usage_delay_s))
     steps.append(Step(sse("[DONE]")))
     return steps
 
@@ -130,6 +139,8 @@ class MockServer:
             for step in steps:
                 # A sleep of 0 still lets the loop flush, so that pieces leave one by one.
                 await asyncio.sleep(step.delay_s)
+                while step.until is not None and not step.until():
+                    await asyncio.sleep(0.005)
                 sent.stamps_s.append(time.perf_counter())
                 yield step.data
         except (asyncio.CancelledError, GeneratorExit):

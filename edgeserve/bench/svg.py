@@ -12,6 +12,7 @@ from html import escape
 
 WIDTH, HEIGHT = 420, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 46, 40
+MAX_LABEL_CHARS = 17
 # Shape and label tell the lines apart as well: colour alone never does.
 DASHES = ("", "6 3", "2 3", "9 3 2 3")
 
@@ -148,7 +149,11 @@ def _series(
     x = WIDTH - RIGHT - 118
     y = TOP - 20 + 13 * index
     yield f'<line class="{series.role}"{dash} x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke-width="2"/>'
-    yield text(x + 30, y + 4, series.label)
+    yield text(x + 30, y + 4, _cut(series.label))
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= MAX_LABEL_CHARS else f"{label[: MAX_LABEL_CHARS - 1]}…"
 
 
 def _stepped(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
