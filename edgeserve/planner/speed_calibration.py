@@ -6,15 +6,24 @@ made is not known here: they come as data, from an engine or from a benchmark fi
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from edgeserve.errors import UsageError
 from edgeserve.planner.speed_solver import Problem, solve
-from edgeserve.planner.speed_step import NOISE_SD, Corrections, SpeedFit, correction_names, load_fit, prior_sd
+from edgeserve.planner.speed_step import (
+    BATCH_SD,
+    MISFIT_SD,
+    Corrections,
+    SpeedFit,
+    correction_names,
+    load_fit,
+    prior_sd,
+)
 from edgeserve.planner.speed_terms import ModelWork, SpeedDevice, SpeedSettings, StepKind, Term, terms
 
 
@@ -60,8 +69,10 @@ def calibrate_from(
     if not measurements or not all(0 < m.seconds < math.inf for m in measurements):
         raise UsageError("A calibration needs measurements with positive times.")
     fit = fit or load_fit()
-    decode = _corrections("decode", measurements, device, fit)
     prefill = _corrections("prefill", measurements, device, fit)
+    decode = _corrections("decode", measurements, device, fit)
+    if device.backend == "cpu":
+        decode = _with_batch(decode, prefill)
     if not decode.names and not prefill.names:
         raise UsageError("These measurements cannot calibrate a device of unknown bandwidth and compute.")
     return Calibration(
@@ -90,8 +101,21 @@ def _corrections(
         return Corrections()
     names = tuple(spread)
     problem = _problem(kind, rows, names, [spread[name] for name in names], fit)
-    mean, covariance = solve(problem, NOISE_SD)
+    mean, covariance = solve(problem, MISFIT_SD)
     return Corrections(names, tuple(map(float, mean)), tuple(tuple(map(float, line)) for line in covariance))
+
+
+def _with_batch(decode: Corrections, prefill: Corrections) -> Corrections:
+    """A processor's rate with prompts is the best guess at that with several sequences, unless measured."""
+    if not prefill.names or not decode.names or "batch" in decode.names:
+        return decode
+    size = len(decode.names)
+    covariance = np.zeros((size + 1, size + 1))
+    covariance[:size, :size] = decode.covariance
+    covariance[size, size] = BATCH_SD**2
+    guess = sum(value for name, value in zip(prefill.names, prefill.mean, strict=True) if "matmul" in name)
+    lines = tuple(tuple(map(float, line)) for line in covariance)
+    return Corrections((*decode.names, "batch"), (*decode.mean, guess), lines)
 
 
 def _problem(
@@ -152,3 +176,33 @@ def _gflops(measurements: Sequence[Measurement]) -> dict[str, float]:
             family = measured.work.quant_class
             rates[family] = max(rate, rates.get(family, 0.0))
     return rates
+
+
+def calibration_to_json(calibration: Calibration) -> str:
+    """The calibration as a document that `calibration_from_json` reads back unchanged."""
+    return json.dumps(asdict(calibration), indent=1)
+
+
+def calibration_from_json(text: str) -> Calibration:
+    """Raises UsageError for anything that `calibration_to_json` did not write."""
+    try:
+        data = json.loads(text)
+        return Calibration(
+            backend=str(data["backend"]),
+            decode=_read_corrections(data["decode"]),
+            prefill=_read_corrections(data["prefill"]),
+            bandwidth_gb_s=data["bandwidth_gb_s"],
+            gflops={str(name): float(rate) for name, rate in data["gflops"].items()},
+            overhead_s=data["overhead_s"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError("This calibration cannot be read: measure it again.", str(error)) from error
+
+
+def _read_corrections(data: Mapping[str, Sequence[object]]) -> Corrections:
+    names = tuple(map(str, data["names"]))
+    mean = np.asarray(data["mean"], dtype=np.float64)
+    covariance = np.asarray(data["covariance"], dtype=np.float64).reshape(len(names), len(names))
+    if mean.shape != (len(names),) or not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+        raise ValueError("corrections and names do not match")
+    return Corrections(names, tuple(mean.tolist()), tuple(tuple(line) for line in covariance.tolist()))

@@ -30,14 +30,19 @@ FIT_PATH = Path(__file__).with_name("speed_fit.json")
 # Two runs on one machine: clocks, temperature, other programs.
 NOISE_SD = 0.03
 
+# How far measured steps of one device are from any sum of these terms.
+MISFIT_SD = 0.08
+
 # How well a term's factor carries over from a class of devices to one of them, before scaling by the fit's
 # widths: reads of weights are regular, fixed costs depend on driver, host and build.
 _TERM_SD: dict[StepKind, dict[str, float]] = {
-    "decode": {"weights": 0.10, "kv": 0.50, "batch": 0.50, "fixed": 0.40},
+    "decode": {"weights": 0.10, "kv": 0.50, "attention": 0.50, "fixed": 0.40},
     "prefill": {"matmul": 0.15, "tiles": 0.30, "attention": 0.40, "weights": 0.10, "fixed": 0.40},
 }
 # The widths are learned from rows that the main term dominates; they must not blow up the rare others.
 _SIDE_TERM_SD_MOST = 0.7
+# No published row decodes several sequences at once: what a further one costs is a guess within a factor.
+BATCH_SD = 1.0
 # A kernel family that was not measured on a device whose other kernels were.
 _QUANT_SD = 0.08
 _UNSEEN_CLASS_SD = 0.25
@@ -131,7 +136,8 @@ def estimate_step(
         for name in names:
             weight[name] = weight.get(name, 0.0) + seconds[term] / total
     variance = _variance(weight, known, prior_sd(kind, costs, work, device, fit))
-    return StepEstimate(total, math.sqrt(variance + NOISE_SD**2), seconds)
+    floor = MISFIT_SD if known.names else NOISE_SD
+    return StepEstimate(total, math.sqrt(variance + floor**2), seconds)
 
 
 def correction_names(term: str, kind: StepKind, work: ModelWork) -> tuple[str, ...]:
@@ -149,8 +155,8 @@ def prior_sd(
     width = fit.width(kind, device.backend)
     spread: dict[str, float] = {}
     for cost in costs:
-        own = width * _TERM_SD[kind][cost.name]
-        if cost.name != MAIN_TERM[kind]:
+        own = BATCH_SD if cost.name == "batch" else width * _TERM_SD[kind][cost.name]
+        if cost.name not in (MAIN_TERM[kind], "batch"):
             own = min(own, _SIDE_TERM_SD_MOST)
         spread[cost.name] = math.hypot(own, *_extra_sd(kind, cost, work, device, fit))
         for name in correction_names(cost.name, kind, work)[1:]:

@@ -179,8 +179,15 @@ def terms(
     """
     if device.bandwidth_gb_s is None or (kind == "prefill" and device.tflops is None):
         return None
-    costs = _decode_costs if kind == "decode" else _prefill_costs
-    peaks = costs(work, settings, device.bandwidth_gb_s * 1e9, (device.tflops or float("inf")) * 1e12)
+    bandwidth, flops = device.bandwidth_gb_s * 1e9, (device.tflops or math.inf) * 1e12
+    if kind == "prefill":
+        peaks = _prefill_costs(work, settings, bandwidth, flops)
+    else:
+        peaks = _decode_costs(work, settings, bandwidth, flops)
+        if device.backend == "cpu":
+            # An accelerator's scores hide behind the cache reads; a processor's do not.
+            pairs = work.attention_flops(1, settings.num_resident)
+            peaks["attention"] = settings.num_sequences * pairs / flops
     classes = _Classes(kind, work, device, settings, old_build)
     return tuple(Term(name, seconds, classes.factors(name)) for name, seconds in peaks.items() if seconds > 0)
 
@@ -225,9 +232,9 @@ class _Classes:
         return tuple(self._names(term))
 
     def _names(self, term: str) -> Iterator[str]:
-        if term == "batch" and self.device.backend == "cpu":
-            # A processor does several sequences with the kernels, and at the rate, of prompts.
-            yield from replace(self, kind="prefill").factors("matmul")
+        if self.device.backend == "cpu" and self.kind == "decode" and term in ("batch", "attention"):
+            # A processor does these with the kernels, and at the rate, of prompts.
+            yield from replace(self, kind="prefill").factors("matmul" if term == "batch" else term)
             return
         base = f"{self.device.backend}.{self.kind}.{term}"
         yield base
