@@ -49,8 +49,9 @@ _UNSEEN_CLASS_SD = 0.25
 # Two devices were measured with experts, and their prompts disagree by a factor of two.
 _EXPERTS_SD: dict[StepKind, float] = {"decode": 0.25, "prefill": 0.6}
 _ASSUMED_BANDWIDTH_SD = 0.40
-# Below this size kernels no longer fill a device. Nearly all rows are of larger models; one site's averages at
-# 1.24 billion parameters are 11 to 28 % (decode) and 17 to 55 % (prefill) worse than its averages at 8 billion.
+# Below this size kernels no longer fill a device. Nearly all rows are of larger models; one site's averages
+# at 1.24 billion parameters are 11 to 28 % (decode) and 17 to 55 % (prefill) worse than its averages at 8
+# billion.
 _SMALL_PARAMS = 3e9
 _SMALL_SD_PER_HALVING: dict[StepKind, float] = {"decode": 0.2, "prefill": 0.3}
 _SMALL_SD_MOST = 0.8
