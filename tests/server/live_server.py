@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -99,3 +100,49 @@ def sse_documents(body: str) -> list[Any]:
     """The documents of a stream; "[DONE]" as it stands, comments left out."""
     datas = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: ")]
     return [data if data == "[DONE]" else json.loads(data) for data in datas]
+
+
+@contextmanager
+def streaming(live: Live, path: str = "/v1/chat/completions", **body: Any) -> Iterator[Iterator[bytes]]:
+    """An open stream of a long answer; leaving the block closes its connection."""
+    fields = {
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "stream": True,
+        "max_tokens": 1000,
+        "ignore_eos": True,
+        **body,
+    }
+    with (
+        httpx2.Client(base_url=live.url, timeout=60) as http,
+        http.stream("POST", path, json=fields) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        # Held here: an iterator that is thrown away takes its connection with it.
+        chunks = response.iter_raw()
+        yield chunks
+
+
+def raw_request(live: Live, text: str | bytes, timeout_s: float = 20.0) -> bytes:
+    """What the server answers to these very bytes, until it closes the connection."""
+    data = text.encode("latin-1") if isinstance(text, str) else text
+    with socket.create_connection(("127.0.0.1", live.port), timeout=timeout_s) as sock:
+        sock.sendall(data)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+def get(path: str, *headers: str, host: str | None = "localhost") -> str:
+    """A GET request's bytes; `host` None leaves the header out."""
+    lines = [f"GET {path} HTTP/1.1", *([f"Host: {host}"] if host is not None else []), *headers]
+    return "\r\n".join([*lines, "Connection: close", "", ""])
+
+
+def post_bytes(body: dict[str, Any], path: str = "/v1/chat/completions", *headers: str) -> bytes:
+    data = json.dumps(body).encode()
+    head = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+        *headers,
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + data

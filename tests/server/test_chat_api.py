@@ -93,20 +93,6 @@ def test_timings_per_token(live: Live) -> None:
     assert counts == sorted(counts)
 
 
-def test_progress_of_a_long_prompt(live: Live) -> None:
-    long = "word " * 700
-    documents = stream(
-        live, messages=[{"role": "user", "content": long}], return_progress=True, cache_prompt=False
-    )
-    chunks = [chunk for chunk in documents[:-1] if "prompt_progress" in chunk]
-    progress = [chunk["prompt_progress"] for chunk in chunks]
-    assert all(chunk["choices"][0]["delta"] == {} for chunk in chunks)
-    for item in progress:
-        assert item["cache"] <= item["processed"] < item["total"]
-        assert item["time_ms"] > 0
-    assert [item["processed"] for item in progress] == sorted(item["processed"] for item in progress)
-
-
 def test_a_repeated_prompt_is_cached_and_counted_once(live: Live) -> None:
     messages = [{"role": "user", "content": "A prompt of its own for the cache."}]
     first, again = chat(live, messages=messages), chat(live, messages=messages)
