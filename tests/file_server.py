@@ -46,6 +46,8 @@ class FileServer:
 
         self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.httpd.daemon_threads = True
+        # A client that hangs up on purpose is part of the tests, not an error to print.
+        self.httpd.handle_error = lambda request, client_address: None
 
     @property
     def url(self) -> str:
