@@ -7,9 +7,11 @@ Does not know: tables, files, command lines.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -21,6 +23,7 @@ from edgeserve.bench.options import BenchOptions, Scenario
 from edgeserve.bench.results import BenchResult, CaseResult, sum_up
 from edgeserve.bench.runner import Record, Request
 from edgeserve.bench.scenarios import Case, cases_of, load
+from edgeserve.bench.self_test import client_cost
 from edgeserve.bench.sweep import find_capacity
 from edgeserve.bench.workload import Planned
 from edgeserve.client import Client
@@ -49,7 +52,9 @@ class ProgressLine:
 
     def __call__(self, text: str) -> None:
         if self._is_shown:
-            self._stream.write(f"\r\x1b[2K{text}")
+            # A line that wraps could not be taken back.
+            width = shutil.get_terminal_size().columns
+            self._stream.write(f"\r\x1b[2K{text[: width - 1]}")
             self._stream.flush()
 
     def clear(self) -> None:
@@ -108,6 +113,7 @@ class Session:
             self.lanes.append(lane)
         return {
             "client": environment.machine(),
+            "client_cost": asdict(await client_cost()),
             "busy_processes": busy,
             "servers": {lane.name: await environment.server_facts(lane) for lane in self.lanes},
             "salts": {lane.name: lane.salt for lane in self.lanes},

@@ -65,6 +65,7 @@ _COUNTS = (
     Column("rejected", "rejected", count),
     Column("failed", "failed", count),
 )
+_CACHED = Column("cached", "cached_share", share)
 _GOODPUT = (
     Column("within objective", "attainment", share),
     Column("goodput", "goodput_per_s", per_second),
@@ -96,8 +97,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("evaluated a turn", "later_evaluated_tokens", count),
         Column("of the prompt", "later_evaluated_share", share),
     ),
-    "load": (*_COUNTS, *_TTFT, _TPOT, *_GAPS, _OUTPUT, *_GOODPUT),
-    "closed": (*_COUNTS, *_TTFT, _TPOT, *_GAPS, _OUTPUT, *_GOODPUT),
+    "load": (*_COUNTS, _CACHED, *_TTFT, _TPOT, *_GAPS, _OUTPUT, *_GOODPUT),
+    "closed": (*_COUNTS, _CACHED, *_TTFT, _TPOT, *_GAPS, _OUTPUT, *_GOODPUT),
 }
 
 
