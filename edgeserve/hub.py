@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -69,13 +69,13 @@ def file_url(repo: str, name: str) -> str:
     return f"{endpoint()}/{repo}/resolve/main/{quote(name)}"
 
 
-def choose(names: Iterable[str], tag: str | None = None) -> list[str]:
+def choose(names: Collection[str], tag: str | None = None) -> list[str]:
     """The file that `tag` means and, if it is split, all its parts in order; [] if there is none.
 
     Without a tag Q4_K_M, then Q8_0, then the first model file. A tag matches, in any case, where "." or "-"
     follows; projectors, importance matrices and draft heads are never meant.
     """
-    models = sorted(name for name in names if is_model_file_name(name) and _part_of(name)[1] == 1)
+    models = choose_models(names)
     for wanted in (tag,) if tag else PREFERRED_TAGS:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for name in models:
@@ -84,13 +84,29 @@ def choose(names: Iterable[str], tag: str | None = None) -> list[str]:
     return _with_siblings(models[0], names) if models and not tag else []
 
 
+def choose_models(names: Collection[str]) -> list[str]:
+    """Names that can be models, sorted, split ones by their first part."""
+    return sorted(name for name in names if is_model_file_name(name) and _part_of(name)[1] == 1)
+
+
+def choose_named(names: Collection[str], tag: str | None, file: str | None) -> list[str]:
+    """All parts of `file` if one is named and there, else as `choose`."""
+    if file is None:
+        return choose(names, tag)
+    return _with_siblings(file, names) if file in names else []
+
+
+def is_complete(chosen: Sequence[str]) -> bool:
+    return len(chosen) == _part_of(chosen[0])[2]
+
+
 def _part_of(name: str) -> tuple[str, int, int]:
     """Prefix, number and count; (name, 1, 1) for a file that is whole."""
     match = SPLIT_NAME.match(name)
     return (match["prefix"], int(match["index"]), int(match["count"])) if match else (name, 1, 1)
 
 
-def _with_siblings(name: str, names: Iterable[str]) -> list[str]:
+def _with_siblings(name: str, names: Collection[str]) -> list[str]:
     prefix, _, count = _part_of(name)
     if count == 1:
         return [name]
@@ -98,11 +114,17 @@ def _with_siblings(name: str, names: Iterable[str]) -> list[str]:
 
 
 def cached_files(repo: str, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """Files of `repo` that are in the cache, newest snapshot first; {} if none."""
-    folder = cache_dir(environ) / f"models--{repo.replace('/', '--')}" / "snapshots"
+    """GGUF files of `repo` that are in the cache, by their name in the repository."""
+    return cached_files_in(cache_dir(environ) / f"models--{repo.replace('/', '--')}")
+
+
+def cached_files_in(repo_folder: Path) -> dict[str, Path]:
+    """The same for one repository's folder; where snapshots differ, the newest counts."""
     found: dict[str, Path] = {}
     try:
-        snapshots = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        snapshots = sorted(
+            (repo_folder / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True
+        )
         for snapshot in snapshots:
             for path in sorted(snapshot.rglob("*.gguf")):
                 # A pointer whose blob is gone, or still being written, is no model.
@@ -113,16 +135,21 @@ def cached_files(repo: str, environ: Mapping[str, str] = os.environ) -> dict[str
     return found
 
 
-def cached_model(repo: str, tag: str | None, name: str | None = None) -> Path | None:
+def cached_model(repo: str, tag: str | None, file: str | None = None) -> Path | None:
     """The model in the cache that this reference means, if all its parts are there and in one snapshot."""
     files = cached_files(repo)
-    chosen = ([name] if name in files else []) if name else choose(files, tag)
-    if name and chosen:
-        chosen = _with_siblings(name, files)
-    if not chosen or len(chosen) != _part_of(chosen[0])[2]:
+    chosen = choose_named(files, tag, file)
+    if not chosen or not is_complete(chosen):
         return None
     first = files[chosen[0]]
     return first if all(files[other].parent == first.parent for other in chosen) else None
+
+
+def token() -> str | None:
+    """The user's access token: HF_TOKEN, or what the hub's own login has stored; None if there is none."""
+    from huggingface_hub import get_token
+
+    return get_token()
 
 
 def list_files(repo: str) -> tuple[HubFile, ...]:
