@@ -173,7 +173,8 @@ class Figures:
     """What one answer cost; None where a figure is unknown or undefined.
 
     `num_evaluated` leaves out the cached tokens. `prefill_s` and `decode_s` are the server's; `decode_s`
-    spans the first to the last token, so it covers one token less than `num_output`.
+    spans the first to the last token, so it covers one token less than `num_output`. `queue_s` and
+    `stalled_s` went to other requests, before and during the answer; edgeserve's own server tells them.
     """
 
     ttft_s: float | None = None
@@ -184,6 +185,8 @@ class Figures:
     prefill_s: float | None = None
     decode_s: float | None = None
     tpot_s: float | None = None
+    queue_s: float = 0.0
+    stalled_s: float = 0.0
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -235,6 +238,8 @@ def _figures_from_timings(timings: Timings, answer: Answer, ttft_s: float | None
         prefill_s=timings.prompt_ms / 1000,
         decode_s=decode_s,
         tpot_s=decode_s / gaps if gaps > 0 and decode_s > 0 else None,
+        queue_s=timings.extra.get("queue_ms", 0.0) / 1000,
+        stalled_s=timings.extra.get("stalled_ms", 0.0) / 1000,
     )
 
 

@@ -16,6 +16,7 @@ from edgeserve.ink import Ink, format_ms, printable, significant, without_colour
 from edgeserve.metrics import MIN_TOKENS_FOR_RATE, percentile, prefill_share, tokens_per_s
 from edgeserve.stream_events import PromptProgress
 
+MIN_WAIT_SHOWN_S = 0.1
 _CELL_COLUMNS = 22
 _GAP = "   "
 
@@ -27,6 +28,8 @@ def figures_lines(figures: Figures, n_ctx: int | None, ink: Ink, columns: int, *
         ink(f"ttft {_ms(figures.ttft_s)}", "dim"),
         ink(_prefill(figures), "prefill"),
         ink(_decode(figures), "decode"),
+        ink(_wait("queued", figures.queue_s), "dim"),
+        ink(_wait("stalled", figures.stalled_s), "stalled"),
         ink(_context(figures, n_ctx), "dim"),
         *(ink(note, "dim") for note in notes),
     ]
@@ -67,6 +70,11 @@ def _decode(figures: Figures) -> str:
     rate = figures.decode_tokens_per_s
     speed = f"  {significant(rate)} tok/s" if rate is not None else ""
     return f"decode {significant(figures.tpot_s * 1000)} ms/token{speed}"
+
+
+def _wait(what: str, seconds: float) -> str:
+    """Time given to other requests, once it is long enough to be felt."""
+    return f"{what} {format_ms(seconds)}" if seconds >= MIN_WAIT_SHOWN_S else ""
 
 
 def _context(figures: Figures, n_ctx: int | None) -> str:

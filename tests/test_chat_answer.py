@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgeserve.chat_answer import Answer, Figures, Part, ThinkSplitter, TokenTime, figures_of
@@ -76,6 +78,17 @@ def test_the_servers_figures_and_the_clients_ttft() -> None:
 def test_decode_time_is_per_token_after_the_first() -> None:
     assert figures_of(answer_of(text(10.1, "a"), timings(5, 40.0))).tpot_s == pytest.approx(0.010)
     assert figures_of(answer_of(text(10.1, "a"), timings(1, 0.0))).tpot_s is None
+
+
+def test_waiting_for_others_shows_once_it_is_felt() -> None:
+    waits = {"queue_ms": 1240.0, "stalled_ms": 400.0}
+    extra = Timings(0, 20, 100.0, 10, 900.0, extra=waits)
+    event = StreamEvent(EventKind.TIMINGS, 0.0, timings=extra)
+    (shown,) = line(answer_of(text(11.4, "a"), event))
+    assert "   queued 1,240 ms   stalled 400 ms   context" in shown
+    short = replace(extra, extra={"queue_ms": 20.0, "stalled_ms": 3.0})
+    (shown,) = line(answer_of(text(11.4, "a"), replace(event, timings=short)))
+    assert "queued" not in shown and "stalled" not in shown
 
 
 def test_one_evaluated_token_has_no_rate() -> None:
