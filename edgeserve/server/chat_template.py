@@ -71,7 +71,6 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, bos_token: str = "", eos_token: str = "", limits: Limits | None = None
     ) -> None:
-        """Raises TemplateError when the source is too long to be one."""
         self.source = source
         self.caps = TemplateCaps()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}

@@ -46,7 +46,7 @@ async def chat_completions(http: HttpRequest) -> Response:
         requests,
         style=_style(ask, state, serving),
         generation_prompt=prompt.generation_prompt,
-        eog_ids=serving.model.eog_ids,
+        eog_ids=serving.eog_ids,
     )
     answer = ChatAnswer(ask, generation, _identity(generation_id, serving, arrival_s), serving.token_texts)
     return await respond(http, state, serving, generation, answer, stream=ask.stream)
@@ -63,9 +63,7 @@ async def completions(http: HttpRequest) -> Response:
     prompts = await asyncio.to_thread(_raw_prompts, serving, ask.prompt)
     generation_id = f"cmpl-{uuid.uuid4().hex}"
     requests = _requests(http, generation_id, prompts, ask.n, sampling, arrival_s, ask)
-    generation = Generation(
-        generation_id, "completions", requests, len(prompts), eog_ids=serving.model.eog_ids
-    )
+    generation = Generation(generation_id, "completions", requests, len(prompts), eog_ids=serving.eog_ids)
     identity = _identity(generation_id, serving, arrival_s)
     answer = CompletionAnswer(ask, generation, identity, serving.token_texts, _echoes(ask, serving))
     return await respond(http, state, serving, generation, answer, stream=ask.stream)
@@ -82,7 +80,7 @@ async def native_completion(http: HttpRequest) -> Response:
     prompts = await asyncio.to_thread(_raw_prompts, serving, ask.prompt)
     generation_id = f"native-{uuid.uuid4().hex}"
     requests = _requests(http, generation_id, prompts, 1, sampling, arrival_s, ask)
-    generation = Generation(generation_id, "completion", requests, eog_ids=serving.model.eog_ids)
+    generation = Generation(generation_id, "completion", requests, eog_ids=serving.eog_ids)
     answer = NativeAnswer(ask, _identity(generation_id, serving, arrival_s), serving.token_texts)
     return await respond(http, state, serving, generation, answer, stream=ask.stream)
 

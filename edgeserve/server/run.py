@@ -24,10 +24,13 @@ from edgeserve.server.app import build_app
 from edgeserve.server.http_protocol import HttpConfig
 from edgeserve.server.limits import Limits
 from edgeserve.server.ports import listen
+from edgeserve.server.security import check_exposure
 from edgeserve.server.state import ServerState
 
 if TYPE_CHECKING:
     from edgeserve.engine.async_engine import AsyncEngine
+
+logger = logging.getLogger(__name__)
 
 Load = Callable[[Callable[[float], None]], "AsyncEngine"]
 """Makes an engine (not yet started), reporting progress as a fraction of 1."""
@@ -70,12 +73,16 @@ def run_server(
     on_listening: Callable[[str], None] = lambda url: None,
     on_ready: Callable[[str], None] = lambda url: None,
     limits: Limits | None = None,
+    is_insecure: bool = False,
 ) -> int | None:
     """Serve until a signal ends it; returns that signal.
 
     `on_listening` is called with the address before the model is loaded, `on_ready` (on the loading thread)
-    when requests are served. Raises UsageError (port taken, bad defaults) and whatever `load` raises.
+    when requests are served. Raises UsageError (port taken, bad defaults, reachable by anybody without a key
+    unless `is_insecure`) and whatever `load` raises.
     """
+    for warning in check_exposure(config, is_insecure=is_insecure):
+        logger.warning("%s", warning)
     state = ServerState(config, limits)
     sock = listen(config.host, config.port)
     url = address_of(config.host, sock)

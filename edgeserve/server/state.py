@@ -65,6 +65,8 @@ class Serving:
         self.prompts = PromptBuilder(model, self.template, is_fallback=not source)
         self.style: ReasoningStyle = style_of(self.template.source)
         self.shows_control_tokens = any(self.prompts.is_control(mark) for mark in self.style.marks)
+        # Found by asking for every token of the vocabulary: not while the first request waits.
+        self.eog_ids = model.eog_ids
         self.token_texts = TokenTexts(lambda token: model.piece(token, special=True))
 
     def _probe(self) -> None:

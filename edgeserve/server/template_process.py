@@ -47,11 +47,6 @@ class TemplateProcess:
     """One template in one child process, started when needed. Thread-safe: renders take turns."""
 
     def __init__(self, source: str, limits: Limits) -> None:
-        """Raises TemplateError when the template is too long."""
-        if len(source) > limits.max_template_chars:
-            raise TemplateError(
-                f"The chat template has {len(source)} characters, more than {limits.max_template_chars}."
-            )
         self._source = source
         self._limits = limits
         self._lock = threading.Lock()
@@ -61,6 +56,11 @@ class TemplateProcess:
         self, messages: list[dict[str, Any]], variables: dict[str, Any], *, add_generation_prompt: bool
     ) -> str:
         """The prompt. Raises TemplateError: does not compile, refuses, fails, or goes past a bound."""
+        if len(self._source) > self._limits.max_template_chars:
+            raise TemplateError(
+                f"The chat template has {len(self._source)} characters;"
+                f" at most {self._limits.max_template_chars} are read."
+            )
         job = {"messages": messages, "variables": variables, "add_generation_prompt": add_generation_prompt}
         with self._lock:
             answer = self._ask(self._running(), job, self._limits.template_render_s)

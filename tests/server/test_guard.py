@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import Serve
-from live_server import Live, get, post_bytes, raw_request
+from live_server import Live, attached, get, post_bytes, raw_request
 
 from edgeserve.config import ServerConfig
+from edgeserve.engine.async_engine import AsyncEngine
 from edgeserve.errors import UsageError
 from edgeserve.server.security import check_exposure, host_name, is_exposed, is_loopback
 
@@ -137,9 +138,10 @@ def test_preflight_needs_no_key(serve: Serve) -> None:
     assert answer.headers["access-control-allow-headers"] == "authorization,content-type"
 
 
-@pytest.fixture
-def locked(serve: Serve) -> Iterator[Live]:
-    yield serve(api_keys=("first-key", "sécond"))
+@pytest.fixture(scope="module")
+def locked(engine: AsyncEngine) -> Iterator[Live]:
+    with attached(engine, ServerConfig(api_keys=("first-key", "sécond"))) as live:
+        yield live
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from conftest import Serve
-from live_server import Live, get, raw_request
+from live_server import Live, attached, get, raw_request
 
+from edgeserve.config import ServerConfig
+from edgeserve.engine.async_engine import AsyncEngine
 from edgeserve.server.limits import Limits
 
 CHAT = "/v1/chat/completions"
@@ -20,9 +21,11 @@ def error_of(answer: bytes) -> dict[str, object]:
     return dict(json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"])
 
 
-@pytest.fixture
-def strict(serve: Serve) -> Live:
-    return serve(limits=Limits(header_s=0.3, body_s=0.3), max_body_bytes=10_000)
+@pytest.fixture(scope="module")
+def strict(engine: AsyncEngine) -> Iterator[Live]:
+    limits = Limits(header_s=0.3, body_s=0.3)
+    with attached(engine, ServerConfig(max_body_bytes=10_000), limits) as live:
+        yield live
 
 
 def test_a_large_body_is_refused_by_its_length(strict: Live) -> None:

@@ -166,11 +166,12 @@ def test_a_templates_refusal_is_the_clients_error(serve: Serve) -> None:
     assert live.post("/v1/chat/completions", messages=twice[:1], max_tokens=1)
 
 
-def test_a_broken_template_leaves_the_rest_of_the_server_alone(serve: Serve) -> None:
-    live = serve(chat_template="{% if %}")
-    assert (
-        "does not compile"
-        in live.error("/v1/chat/completions", 400, messages=[{"role": "user", "content": "a"}])["message"]
-    )
+@pytest.mark.parametrize(
+    ("source", "words"), [("{% if %}", "does not compile"), ("x" * (10 << 20), "at most")]
+)
+def test_a_broken_template_leaves_the_rest_of_the_server_alone(serve: Serve, source: str, words: str) -> None:
+    live = serve(chat_template=source)
+    error = live.error("/v1/chat/completions", 400, messages=[{"role": "user", "content": "a"}])
+    assert words in error["message"]
     assert live.post("/v1/completions", prompt="a", max_tokens=1)
     assert live.http.get("/health").status_code == 200

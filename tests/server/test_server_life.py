@@ -236,6 +236,16 @@ def test_what_loading_raises_ends_the_server_and_reaches_the_caller() -> None:
     assert len(addresses) == 1
 
 
+def test_a_server_for_anybody_is_refused_before_it_listens() -> None:
+    def never(progress: Any) -> Any:
+        raise AssertionError("loaded all the same")
+
+    addresses: list[str] = []
+    with pytest.raises(UsageError, match="no API key"):
+        run_server(ServerConfig(host="0.0.0.0", port=0), never, on_listening=addresses.append)
+    assert not addresses
+
+
 def test_impossible_defaults_are_refused_at_the_start() -> None:
     for defaults in ({"temperature": -1.0}, {"no_such_option": 1}):
         with pytest.raises(UsageError):
