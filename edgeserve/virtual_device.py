@@ -211,6 +211,8 @@ class VirtualDevice:
             self._cpu_backend = self._call(
                 "ggml_backend_init_by_type", _PTR, (_INT, _DEVICE_TYPE_CPU), (_PTR, None)
             )
+            # One thread: several would wait for each other, and for those of the real CPU backend, at every node.
+            self._call("ggml_backend_cpu_set_n_threads", None, (_PTR, self._cpu_backend), (_INT, 1))
         return int(self._call("ggml_backend_graph_compute", _INT, (_PTR, self._cpu_backend), (_PTR, graph)))
 
     def _op_name(self, tensor: int) -> str:

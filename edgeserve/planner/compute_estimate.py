@@ -179,7 +179,9 @@ class _Graph:
         hparams = self.hparams
         inner = self._key("ssm.inner_size") or hparams.n_embd
         rows = self.settings.n_seq_max * (hparams.n_embd_s + hparams.n_embd_r)
-        return self.masks + _F32 * (self.n_tokens * (4 * inner + hparams.n_embd_r // 3) + rows)
+        # These two hold a matrix of decays between all tokens of a sequence.
+        decays = self.n_tokens**2 * self.n_head if hparams.name in ("minimax-01", "kimi-linear") else 0
+        return self.masks + _F32 * (self.n_tokens * (4 * inner + hparams.n_embd_r // 3) + rows + decays)
 
     # --- what there is
 

@@ -9,6 +9,7 @@ in the child becomes a `DryRunFailure`, and the caller falls back to the estimat
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -165,6 +166,7 @@ class _Child:
             done = subprocess.run(
                 command,
                 input=json.dumps(self._request(all_settings)),
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # an abort would start a debugger first
                 capture_output=True,
                 text=True,
                 timeout=self.timeout_s,
