@@ -378,6 +378,11 @@ class Context:
             return True
         return bool(self._library.llama_memory_seq_rm(self._memory, seq_id, first_pos, end_pos))
 
+    @property
+    def can_cut_back(self) -> bool:
+        """Whether any sequence can always be cut back to any prefix."""
+        return not self._window and not self.model.keeps_state
+
     def cut_back(self, seq_id: int, num_tokens: int) -> bool:
         """Keep only a sequence's first `num_tokens` tokens. False where that cannot be done faithfully:
         recurrent state cannot go back, and a sliding window may have dropped cells that the kept tokens
@@ -388,9 +393,14 @@ class Context:
                 return False
         return self.seq_rm(seq_id, num_tokens)
 
-    def seq_cp(self, source: int, target: int, first_pos: int = -1, end_pos: int = -1) -> None:
-        """Let `target` share `source`'s tokens. With split cells only the full range may be copied."""
-        self._library.llama_memory_seq_cp(self._memory, source, target, first_pos, end_pos)
+    def share_prefix(self, source: int, target: int) -> None:
+        """Let `target` hold what `source` holds, in place of what it held: to be cut back to the shared part.
+
+        With unified cells the two share them. With split cells the whole stream is copied at the next decode;
+        a part cannot be (the library aborts the process).
+        """
+        self.seq_rm(target, 0)
+        self._library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def seq_pos_max(self, seq_id: int) -> int:
         """The last position that a sequence holds; -1 when empty."""

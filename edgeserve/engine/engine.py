@@ -47,7 +47,9 @@ class Engine:
         self.runner = ModelRunner(context, config.n_batch)
         self.step_cost = StepCost(config.itl_target_ms / 1e3)
         self.scheduler = Scheduler(
-            KVCache(config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified),
+            KVCache(
+                config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified, context.can_cut_back
+            ),
             token_budget=config.n_batch,
             chunk_policy=FixedChunk(config.prefill_chunk) if config.prefill_chunk else self.step_cost,
         )

@@ -51,6 +51,8 @@ class ModelRunner:
         Fewer than asked for where the model cannot drop a part (recurrent state, a window that has moved on):
         then the slot is emptied and the prompt starts clean.
         """
+        if placement.source:
+            self._context.share_prefix(placement.source.seq_id, sequence.seq_id)
         for victim in placement.evict:
             self._context.seq_rm(victim.seq_id, 0)
         self._samplers[sequence.request_id] = Sampler(

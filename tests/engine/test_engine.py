@@ -231,3 +231,51 @@ def test_statistics_count_what_happened(model: Model) -> None:
         assert sum(item.num_decode_tokens for item in steps) == 12
         total_s = sum(item.duration_s for item in steps)
         assert stats.prefill_s_total + stats.decode_s_total == pytest.approx(total_s)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_shared_system_prompt_is_computed_once(model: Model, unified: bool) -> None:
+    """Two chats with one system prompt: the second takes the prefix over from the first, while it still
+    runs."""
+    system = (
+        "<|im_start|>system\n"
+        + "You are a helpful assistant who answers questions briefly. " * 8
+        + "<|im_end|>\n"
+    )
+    first = tokens(model, system + "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n")
+    second = tokens(model, system + QUESTION)
+    with engine_of(model, n_seq_max=3, n_ctx=3072, kv_unified=unified) as engine:
+        alone = run(engine, request("alone", second, greedy(), cache_prompt=False))["alone"]
+        engine.scheduler.kv_cache.slots[0].token_ids.clear()
+        engine.runner._context.clear()
+        results = {"first": Result(), "second": Result()}
+        engine.add(request("first", first, greedy(ignore_eos=True, max_tokens=30)))
+        while not results["first"].token_ids:
+            step(engine, results)
+        engine.add(request("second", second, greedy()))
+        while engine.has_work:
+            step(engine, results)
+        cached = results["second"].timings.num_cached_tokens
+        assert cached >= len(tokens(model, system)) - 1
+        assert results["second"].text == alone.text
+        assert len(results["first"].token_ids) == 30
+
+
+def test_no_foreign_word_appears_after_many_cached_prompts(model: Model) -> None:
+    """Thirty cached prompts with a word of their own each, then new ones: answers equal those of an empty
+    cache."""
+    words = ["apple", "bread", "chair", "dog", "eagle", "fish", "goat", "house", "iron", "jelly"]
+    with engine_of(model, n_seq_max=3, n_ctx=1536) as engine:
+        for index, word in enumerate(words * 3):
+            run(
+                engine,
+                request(
+                    f"w{index}", tokens(model, f"The secret word is {word}{index}. Remember it."), greedy()
+                ),
+            )
+        questions = [tokens(model, f"<|im_start|>user\nWhat is {n} + {n}?<|im_end|>\n") for n in range(8)]
+        warm = run(engine, *(request(f"q{n}", prompt, greedy()) for n, prompt in enumerate(questions)))
+        cold = run(
+            engine, *(request(f"q{n}", p, greedy(), cache_prompt=False) for n, p in enumerate(questions))
+        )
+    assert [result.text for result in warm.values()] == [result.text for result in cold.values()]

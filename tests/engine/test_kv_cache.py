@@ -66,6 +66,53 @@ def test_a_short_match_does_not_cost_a_long_conversation_while_an_empty_slot_is_
     assert run(cache, sequence([*range(50), 77])) == 50
 
 
+def test_a_long_prefix_of_another_slot_is_taken_over_idle_or_running() -> None:
+    cache = KVCache(3, 300, 100, unified=False)
+    system = list(range(40))
+    run(cache, sequence([*system, 101, 102]))
+    placement = cache.place(sequence([*system, 201]))
+    assert placement is not None
+    assert (placement.source, placement.num_cached_tokens) == (cache.slots[0], 40)
+    assert placement.slot is not cache.slots[0]
+    running = sequence([*system, 201])
+    cache.acquire(placement, running)
+    assert placement.slot.token_ids == system
+    assert cache.slots[0].token_ids == [*system, 101, 102]
+    third = cache.place(sequence([*system, 301]))
+    assert third is not None
+    assert third.num_cached_tokens == 40
+
+
+def test_a_short_prefix_is_not_worth_a_copy() -> None:
+    cache = KVCache(2, 200, 100, unified=False)
+    run(cache, sequence([1, 2, 3, 4]))
+    placement = cache.place(sequence([1, 2, 3, 9]))
+    assert placement is not None
+    assert placement.source is None
+
+
+def test_a_cache_that_cannot_be_cut_keeps_prefixes_to_their_slot() -> None:
+    cache = KVCache(2, 200, 100, unified=False, can_share=False)
+    run(cache, sequence([*range(50), 60]))
+    busy = sequence([*range(50), 60, 61])
+    placement = cache.place(busy)
+    assert placement is not None
+    cache.acquire(placement, busy)
+    other = cache.place(sequence([*range(50), 70]))
+    assert other is not None
+    assert (other.source, other.num_cached_tokens) == (None, 0)
+
+
+def test_a_long_prefix_outlives_short_ones_but_not_for_ever() -> None:
+    cache = KVCache(2, 200, 100, unified=False)
+    run(cache, sequence([7] * 50))
+    survived = 0
+    while any(slot.token_ids[:1] == [7] for slot in cache.slots):
+        survived += 1
+        run(cache, sequence([100 + survived] * 10))
+    assert 4 <= survived <= 8
+
+
 def test_no_match_takes_the_slot_unused_for_longest() -> None:
     cache = KVCache(2, 200, 100, unified=False)
     run(cache, sequence([1, 1, 1]))
