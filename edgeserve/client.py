@@ -143,6 +143,18 @@ class Client:
         """GET a path below the server's root as text (`/metrics`)."""
         return (await self._get(path)).text
 
+    async def get_events(self, path: str) -> AsyncGenerator[str, None]:
+        """GET a path below the server's root as server-sent events (`/events`): the data of each, comments
+        left out, until the server ends the stream."""
+        decoder = SSEDecoder()
+        async with self._send(self._http.build_request("GET", self.root + path)) as response:
+            with self._named_errors():
+                async with aclosing(response.aiter_raw()) as chunks:
+                    async for chunk in chunks:
+                        for is_comment, text in decoder.feed(chunk):
+                            if not is_comment:
+                                yield text
+
     async def post_json(self, path: str, body: Mapping[str, object]) -> Any:
         """POST a JSON object to a path below the server's root, and parse the answer."""
         with self._named_errors():
@@ -185,7 +197,8 @@ class Client:
         if fields.get("model") is None:
             fields["model"] = await self.default_model()
         fields = {name: value for name, value in fields.items() if value is not None}
-        async with self._open(path, fields) as response, aclosing(self._events(response)) as events:
+        request = self._http.build_request("POST", self.root + path, json=fields)
+        async with self._send(request) as response, aclosing(self._events(response)) as events:
             async for event in events:
                 yield event
                 if event.kind is EventKind.ERROR:
@@ -212,8 +225,7 @@ class Client:
             raise StreamBrokenError("The server closed the stream before the answer was finished.")
 
     @asynccontextmanager
-    async def _open(self, path: str, body: Mapping[str, object]) -> AsyncIterator[httpx2.Response]:
-        request = self._http.build_request("POST", self.root + path, json=body)
+    async def _send(self, request: httpx2.Request) -> AsyncIterator[httpx2.Response]:
         with self._named_errors():
             response = await self._http.send(request, stream=True)
         try:
