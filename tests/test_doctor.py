@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeserve.doctor import Machine, examine, finding_lines, findings_json, read_machine, run_doctor
-from edgeserve.doctor_hardware import Gpu, build_features, cpu_flags, find_gpus, missing_features
-from edgeserve.doctor_runtime import Finding, ProbeReport, probe_command, run_probe
+from edgeserve.doctor.doctor import Machine, examine, finding_lines, findings_json, read_machine, run_doctor
+from edgeserve.doctor.hardware import Gpu, build_features, cpu_flags, find_gpus, missing_features
+from edgeserve.doctor.runtime import Finding, ProbeReport, probe_command, run_probe
 from edgeserve.host import CpuBudget, MemoryBudget
 from edgeserve.ink import Ink
 
@@ -84,7 +84,7 @@ def test_this_machine_in_order_with_a_real_decode(model_path: Path) -> None:
 
 def test_the_runtime_never_enters_the_parent() -> None:
     code = (
-        "import sys; from edgeserve.doctor import examine; found = examine();"
+        "import sys; from edgeserve.doctor.doctor import examine; found = examine();"
         " assert len(found) > 3, found; print('llama_cpp' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -310,6 +310,31 @@ def test_sweep_measures_its_points_as_cases(server: MockServer) -> None:
     assert result.capacity_per_s() == 16.0
 
 
+def test_a_sweep_does_not_wait_for_a_queue_that_is_lost(server: MockServer) -> None:
+    """No request is ever answered: the point ends as soon as too many have waited longer than allowed."""
+    answers = caching_script()
+
+    def script(body: dict[str, Any]) -> Any:
+        return mock.answer(1, until=lambda: False) if body["max_tokens"] == 4 else answers(body)
+
+    server.script = script
+    wanted = options(
+        server.url,
+        Scenario.SWEEP,
+        rates_per_s=(40.0,),
+        arrivals=Arrivals.CONSTANT,
+        warmup_s=0,
+        duration_s=0.5,
+        timeout_s=60.0,
+        slo=SLO(ttft_s=0.1),
+    )
+    result = run_bench(wanted)
+    assert all(case.is_saturated for case in result.cases)
+    assert {case.median("attainment") for case in result.cases} == {0.0}
+    assert result.capacity_per_s() is None
+    assert "Ended early" in result.cases[0].warnings[0]
+
+
 def test_progress_is_shown_on_a_terminal_only() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

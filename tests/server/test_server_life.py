@@ -177,8 +177,12 @@ def test_a_second_signal_does_not_wait(child: subprocess.Popen[str]) -> None:
         child.send_signal(signal.SIGINT)
         live.wait_until(lambda: health_code(live) == "draining", "for draining to begin")
         child.send_signal(signal.SIGINT)
-        out, _ = child.communicate(timeout=READY_S)
+        received = b"".join(stream)
+        out, err = child.communicate(timeout=READY_S)
+    assert sse_documents(received.decode())[-1]["error"]["code"] == "cancelled"
     assert f"ended by {int(signal.SIGINT)}" in out
+    assert child.returncode == 0
+    assert "Traceback" not in err
     live.http.close()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgeserve.doctor_hardware import (
+from edgeserve.doctor.hardware import (
     WHEEL_FEATURES,
     Gpu,
     build_features,
@@ -91,7 +91,7 @@ class ProbeReport:
 
 def probe_command(model: Path | None, n_threads: int, *, repack: bool = True) -> list[str]:
     """The child to run."""
-    command = [sys.executable, "-m", "edgeserve.doctor_probe", "--threads", str(n_threads)]
+    command = [sys.executable, "-m", "edgeserve.doctor.probe", "--threads", str(n_threads)]
     if model is not None:
         command += ["--model", str(model)]
     return command if repack else [*command, "--no-repack"]

@@ -8,7 +8,7 @@ from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from edgeserve.chat_input import CommandCompleter, open_history
+from edgeserve.chat.input import CommandCompleter, open_history
 
 COMPLETER = CommandCompleter(
     [("save", ""), ("set", ""), ("system", ""), ("quit", "")], [("temperature", ""), ("top_k", "")]

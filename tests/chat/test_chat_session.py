@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeserve.chat_commands import COMMANDS, Commands, message_of
-from edgeserve.chat_session import Conversation, Turn, load_session, save_session
-from edgeserve.chat_settings import SETTINGS, format_value, parse_setting
+from edgeserve.chat.commands import COMMANDS, Commands, message_of
+from edgeserve.chat.session import Conversation, Turn, load_session, save_session
+from edgeserve.chat.settings import SETTINGS, format_value, parse_setting
 from edgeserve.errors import UsageError
 
 

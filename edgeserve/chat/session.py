@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeserve.chat_settings import SETTINGS, Value, format_value, parse_setting
+from edgeserve.chat.settings import SETTINGS, Value, format_value, parse_setting
 from edgeserve.errors import UsageError
 
 FORMAT = "edgeserve-chat"

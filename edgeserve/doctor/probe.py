@@ -1,6 +1,6 @@
 """Child process of `edgeserve doctor`: starts the runtime and says what it finds, one JSON line at a time.
 
-    python -m edgeserve.doctor_probe [--model FILE] [--threads N] [--no-repack]
+    python -m edgeserve.doctor.probe [--model FILE] [--threads N] [--no-repack]
 
 Each line is written before the next risk is taken: {"stage": ...} names what comes now, so that the parent
 knows where a child died of an illegal instruction. Owns no judgement; the parent draws the conclusions.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from edgeserve.config import EngineConfig
-from edgeserve.doctor_hardware import build_features, cpu_flags, missing_features
+from edgeserve.doctor.hardware import build_features, cpu_flags, missing_features
 from edgeserve.errors import EdgeserveError
 
 _PROMPT = "The quick brown fox jumps over the lazy dog."
@@ -27,7 +27,7 @@ Say = Callable[[dict[str, object]], None]
 
 def main() -> int:
     """Exit code 0 when everything asked for ran; an error that has a sentence is a line and exit code 1."""
-    parser = argparse.ArgumentParser(prog="edgeserve.doctor_probe")
+    parser = argparse.ArgumentParser(prog="edgeserve.doctor.probe")
     parser.add_argument("--model", help="a GGUF file for the test decode")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-repack", action="store_true", help="no rearranged weights, no AMX")

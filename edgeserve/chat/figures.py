@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prompt_toolkit.utils import get_cwidth
 
-from edgeserve.chat_answer import Figures, TokenTime
+from edgeserve.chat.answer import Figures, TokenTime
 from edgeserve.ink import Ink, format_ms, printable, significant, without_colour
 from edgeserve.metrics import MIN_TOKENS_FOR_RATE, percentile, prefill_share, tokens_per_s
 from edgeserve.stream_events import PromptProgress

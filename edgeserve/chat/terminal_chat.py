@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import FrameType
 
-from edgeserve.chat_answer import Answer, Part, figures_of
-from edgeserve.chat_commands import COMMANDS, Commands, message_of
-from edgeserve.chat_figures import Totals, figures_lines, progress_text, token_time_lines
-from edgeserve.chat_input import CommandCompleter, Editor, open_history, quiet_terminal
-from edgeserve.chat_session import Conversation, Turn
-from edgeserve.chat_settings import SETTINGS, Value
-from edgeserve.chat_view import ChatView, columns
+from edgeserve.chat.answer import Answer, Part, figures_of
+from edgeserve.chat.commands import COMMANDS, Commands, message_of
+from edgeserve.chat.figures import Totals, figures_lines, progress_text, token_time_lines
+from edgeserve.chat.input import CommandCompleter, Editor, open_history, quiet_terminal
+from edgeserve.chat.session import Conversation, Turn
+from edgeserve.chat.settings import SETTINGS, Value
+from edgeserve.chat.view import ChatView, columns
 from edgeserve.client import Client
 from edgeserve.errors import EdgeserveError, RequestError
 from edgeserve.stream_events import EventKind, RemoteError, StreamEvent

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeserve.chat_session import Conversation, load_session, save_session
-from edgeserve.chat_settings import SETTINGS, canonical_name, format_value
+from edgeserve.chat.session import Conversation, load_session, save_session
+from edgeserve.chat.settings import SETTINGS, canonical_name, format_value
 from edgeserve.errors import UsageError
 
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from edgeserve.doctor_hardware import Gpu, cpu_flags, find_gpus
-from edgeserve.doctor_runtime import (
+from edgeserve.doctor.hardware import Gpu, cpu_flags, find_gpus
+from edgeserve.doctor.runtime import (
     Finding,
     ProbeReport,
     build_finding,

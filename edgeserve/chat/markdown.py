@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-from edgeserve.chat_table import is_delimiter_row, lay_out_table
+from edgeserve.chat.table import is_delimiter_row, lay_out_table
 from edgeserve.ink import RESET, Ink
 
 MAX_HELD_ROWS = 200

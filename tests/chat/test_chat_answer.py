@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgeserve.chat_answer import Answer, Figures, Part, ThinkSplitter, TokenTime, figures_of
-from edgeserve.chat_figures import Totals, figures_lines, progress_text, token_time_lines
+from edgeserve.chat.answer import Answer, Figures, Part, ThinkSplitter, TokenTime, figures_of
+from edgeserve.chat.figures import Totals, figures_lines, progress_text, token_time_lines
 from edgeserve.ink import Ink, without_colour
 from edgeserve.stream_events import EventKind, PromptProgress, StreamEvent, Timings, Usage
 

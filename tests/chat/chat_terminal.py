@@ -22,7 +22,7 @@ _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][0-9A-B]
 _PROGRAM = """
 import sys
 from pathlib import Path
-from edgeserve.terminal_chat import ChatOptions, message_given, run_chat, run_once
+from edgeserve.chat.terminal_chat import ChatOptions, message_given, run_chat, run_once
 url, history, options, prompt = sys.argv[1], Path(sys.argv[2]), eval(sys.argv[3]), eval(sys.argv[4])
 options = ChatOptions(history_path=history, **options)
 message = message_given(prompt)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeserve.chat_markdown import MAX_HELD_ROW_CHARS, MAX_HELD_ROWS, MarkdownStyler
-from edgeserve.chat_table import lay_out_table
+from edgeserve.chat.markdown import MAX_HELD_ROW_CHARS, MAX_HELD_ROWS, MarkdownStyler
+from edgeserve.chat.table import lay_out_table
 from edgeserve.ink import RESET, Ink, without_colour
 
 BOLD, ITALIC, DIM, CODE = "\x1b[1m", "\x1b[3m", "\x1b[2m", "\x1b[38;5;67m"

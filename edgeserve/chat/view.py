@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Mapping
 from typing import TextIO
 
-from edgeserve.chat_answer import Part
-from edgeserve.chat_markdown import MarkdownStyler
+from edgeserve.chat.answer import Part
+from edgeserve.chat.markdown import MarkdownStyler
 from edgeserve.errors import EdgeserveError
 from edgeserve.ink import RESET, Ink, can_redraw, ink_for, printable
 
