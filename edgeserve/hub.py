@@ -77,10 +77,12 @@ def choose(names: Collection[str], tag: str | None = None) -> list[str]:
     """
     models = choose_models(names)
     for wanted in (tag,) if tag else PREFERRED_TAGS:
-        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
-        for name in models:
-            if pattern.search(name):
-                return _with_siblings(name, names)
+        # A whole word first: "F16" is also the end of "BF16".
+        for before in (r"(?<![a-z0-9])", ""):
+            pattern = re.compile(before + re.escape(wanted) + "[.-]", re.IGNORECASE)
+            for name in models:
+                if pattern.search(name):
+                    return _with_siblings(name, names)
     return _with_siblings(models[0], names) if models and not tag else []
 
 

@@ -154,7 +154,7 @@ def remove(reference: str) -> list[Path]:
             hub.remove_cached(part)
     else:
         raise ModelError(
-            f"{first} was not downloaded by edgeserve.", "Delete it with the program it belongs to."
+            f"{first} is not edgeserve's to delete.", "Delete it with the program it belongs to."
         )
     return parts
 
@@ -224,10 +224,14 @@ def _path_of_file(reference: str) -> Path | None:
     if reference.startswith("hf:") or "://" in reference or "\0" in reference or not reference:
         return None
     file = Path(reference).expanduser()
-    if file.is_dir():
-        return _only_model_in(file)
-    if file.exists():
-        return file
+    try:
+        if file.is_dir():
+            return _only_model_in(file)
+        if file.exists():
+            return file
+    except OSError:
+        # Too long for a file name, or a folder on the way that may not be entered.
+        return None
     if file.is_absolute() or reference.startswith((".", "~")) or reference.endswith(".gguf"):
         near = near_names(file.name, (other.name for other in file.parent.glob("*.gguf")))
         hint = f"In that folder there is {', '.join(near)}." if near else LIST_HINT
