@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CUT_SHORT_S = 1.0
+
 Load = Callable[[Callable[[float], None]], "AsyncEngine"]
 """Makes an engine (not yet started), reporting progress as a fraction of 1."""
 
@@ -44,11 +46,12 @@ class DrainingServer(uvicorn.Server):
         self.state = state
         self.received_signal: int | None = None
         self._drain_deadline_s = 0.0
+        self._is_cut_short = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.state.is_draining:
-            self.force_exit = self.should_exit = True
+        """Only takes notes: it may interrupt anything. The next tick acts on them."""
         self.received_signal = sig
+        self._is_cut_short = self.state.is_draining
         self.drain()
 
     def drain(self) -> None:
@@ -58,12 +61,25 @@ class DrainingServer(uvicorn.Server):
             self.state.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        is_over = self.state.num_active == 0 or time.monotonic() > self._drain_deadline_s
-        if self.state.is_draining and is_over and not self.should_exit:
+        if self._is_cut_short and not self.force_exit:
+            await self._cut_short()
+        elif self.state.is_draining and not self.should_exit and self._is_drained:
             # Whoever still runs gets an error event from the stopping engine before its connection closes.
             await asyncio.to_thread(self.state.close)
             self.should_exit = True
         return await super().on_tick(counter)
+
+    @property
+    def _is_drained(self) -> bool:
+        return self.state.num_active == 0 or time.monotonic() > self._drain_deadline_s
+
+    async def _cut_short(self) -> None:
+        """Tell the running that they are cancelled, and give that one second to reach them."""
+        self.state.cancel_all()
+        give_up_s = time.monotonic() + _CUT_SHORT_S
+        while self.state.num_active and time.monotonic() < give_up_s:
+            await asyncio.sleep(0.01)
+        self.force_exit = self.should_exit = True
 
 
 def run_server(

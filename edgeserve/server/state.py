@@ -155,6 +155,10 @@ class ServerState:
         known = [self.serving.engine.abort(engine_id) for engine_id in ids]
         return any(known)
 
+    def cancel_all(self) -> None:
+        for request_id in list(self._active):
+            self.cancel(request_id)
+
     def stuck_for_s(self) -> float | None:
         """How long the engine has had work and given no sign of life, when that is longer than any step."""
         stats = self.engine_stats()
