@@ -1,0 +1,100 @@
+"""From settings to an engine that is ready to start, and what there is to say about it.
+
+Owns the order (AMX is tried before it is used) and the facts that the library only tells in its log. Expects
+a file whose header was checked (models.locate does). Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgeserve import ggml
+from edgeserve.amx_guard import judge
+from edgeserve.config import EngineConfig
+from edgeserve.engine.async_engine import AsyncEngine
+from edgeserve.host import cpu_budget
+from edgeserve.llama import Log, Model
+from edgeserve.settings.sources import Settings
+from edgeserve.settings.values import engine_config
+
+_OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Layers on a GPU, out of all of them (the output counts as one, as llama.cpp counts)."""
+
+    num_layers: int
+    num_total: int
+    is_possible: bool
+
+    def __str__(self) -> str:
+        shown = f"{self.num_layers} of {self.num_total} layers on a GPU"
+        return shown if self.is_possible else f"{shown}: this build has no GPU support"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine (its thread not yet running) and what is worth saying about how it was set up."""
+
+    engine: AsyncEngine
+    offload: Offload
+    threads_reason: str
+    notes: tuple[str, ...]
+
+
+def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Started:
+    """Load the model and make its context. Raises ModelError, OutOfMemoryError or UsageError."""
+    config = engine_config(settings, path)
+    log = Log(echo=settings["verbose"] is True)
+    config, amx_note = _without_trapped_amx(config, path)
+    model = Model(
+        path,
+        n_gpu_layers=config.n_gpu_layers,
+        use_mmap=config.use_mmap,
+        use_mlock=config.use_mlock,
+        use_extra_bufts=config.use_extra_bufts,
+        log=log,
+        on_progress=on_progress,
+    )
+    # The next step clears the log.
+    offload = offload_of(model, "\n".join(log.lines))
+    engine = AsyncEngine(model, config)
+    reason = "as asked for" if settings.is_given("n_threads") else cpu_budget().reason
+    notes = [note for note in (amx_note, unused_gpu_warning(settings, offload)) if note]
+    return Started(engine, offload, reason, tuple(notes))
+
+
+def _without_trapped_amx(config: EngineConfig, path: Path) -> tuple[EngineConfig, str]:
+    if not config.use_extra_bufts:
+        return config, ""
+    verdict = judge(path, config.n_threads or cpu_budget().n_threads)
+    return replace(config, use_extra_bufts=verdict.is_safe), verdict.note
+
+
+def offload_of(model: Model, log: str) -> Offload:
+    """What llama.cpp really placed on a GPU: its log tells, since a number asked for is no number had."""
+    found = _OFFLOADED.search(log)
+    if found:
+        return Offload(int(found[1]), int(found[2]), True)
+    return Offload(0, model.n_layer + 1, ggml.supports_gpu_offload())
+
+
+def unused_gpu_warning(settings: Settings, offload: Offload) -> str:
+    """One loud line when layers were asked onto a GPU and none went there; "" otherwise."""
+    if not settings.is_given("n_gpu_layers") or settings["n_gpu_layers"] == 0 or offload.num_layers:
+        return ""
+    asked = (
+        f"-ngl from {settings.source('n_gpu_layers')}"
+        if settings.source("n_gpu_layers") != "flag"
+        else "-ngl"
+    )
+    if offload.is_possible:
+        return f"warning: {asked} has no effect: this build can use a GPU but found none."
+    return (
+        f"warning: {asked} has no effect: this build has no GPU support (llama_supports_gpu_offload() is"
+        " false). `make install BACKEND=cuda` (or metal, vulkan, rocm) installs one that has."
+    )

@@ -1,0 +1,104 @@
+"""Options of llama-server that edgeserve has no setting for, each with what to say to somebody who types it.
+
+Owns these sentences and the flags that ask for what is always so here. Source of the names: the option table
+of llama.cpp's server (tools/server/README.md). Knows nothing of how options are parsed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Options that do not exist here. `sentence` says why, or what to do instead."""
+
+    flags: tuple[str, ...]
+    sentence: str
+
+
+_VISION = "It serves text only: images and sound are not supported."
+_PLACES = "Layers can be placed on the GPU with -ngl; finer placement is not possible yet."
+_DRAFT = "Speculative decoding is not supported."
+_ADAPTER = "Adapters are not supported: merge them into the model file."
+_ROPE = "The model file's own RoPE settings are used."
+_REASONING = (
+    "--reasoning-format none leaves thoughts in the text; how much a model thinks is up to the request."
+)
+_ONE_MODEL = "One server has one model: start another with another --port."
+_TLS = "Put a reverse proxy in front of it for TLS."
+_SAMPLERS = "Its samplers are temperature, top-k, top-p, min-p and the penalties."
+_LOG = "Messages go to standard error; redirect it. -v shows llama.cpp's own."
+_GRAMMAR = "Constrained output is not supported."
+_EMBED = "It generates text only: embeddings and reranking are not supported."
+_THREADS = "Set the affinity from outside, with taskset: the thread count follows it."
+_CACHE = "Prompt prefixes stay in the KV cache of their slot; there is no second cache."
+_WEB = "It has no web page; `edgeserve chat` talks in the terminal."
+_REQUEST = "Send it with the request."
+
+ABSENT: tuple[Absent, ...] = (
+    Absent(("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image-min-tokens", "--image-max-tokens"), _VISION),
+    Absent(("--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"),
+           _VISION),
+    Absent(("-ot", "--override-tensor", "-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu",
+            "-ncmoe", "--n-cpu-moe", "-dev", "--device", "--rpc"), _PLACES),
+    Absent(("-cmoe", "--cpu-moe", "--list-devices", "--no-host"), _PLACES),
+    Absent(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"),
+           "Settings are used as given; leave -c and -ngl out for careful defaults."),
+    Absent(("--sleep-idle-seconds",), "The model stays loaded for as long as the server runs."),
+    Absent(("-md", "--model-draft", "-hfd", "--hf-repo-draft", "-cd", "--ctx-size-draft", "-ngld",
+            "--gpu-layers-draft", "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min",
+            "--draft-p-min", "-devd", "--device-draft", "--spec-type", "-lcs", "--lookup-cache-static",
+            "-lcd", "--lookup-cache-dynamic"), _DRAFT),
+    Absent(("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"), _ADAPTER),
+    Absent(("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx",
+            "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"), _ROPE),
+    Absent(("--override-kv",), "The model file's own header is used."),
+    Absent(("--keep",), "A full context ends the answer; nothing is dropped from its beginning."),
+    Absent(("--context-shift",), "A full context ends the answer; nothing is dropped from its beginning."),
+    Absent(("-cram", "--cache-ram", "--cache-reuse", "--slot-save-path", "-sps", "--slot-prompt-similarity",
+            "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"), _CACHE),
+    Absent(("-dt", "--defrag-thold"), "llama.cpp itself no longer uses it."),
+    Absent(("--embedding", "--embeddings", "--rerank", "--reranking"), _EMBED),
+    Absent(("--pooling",), _EMBED),
+    Absent(("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"), _GRAMMAR),
+    Absent(("--chat-template",), "Give the template as a file: --chat-template-file."),
+    Absent(("--chat-template-kwargs",), "Send them with the request, as chat_template_kwargs."),
+    Absent(("--no-jinja",), "Chat templates are always Jinja."),
+    Absent(("--prefill-assistant", "--no-prefill-assistant"),
+           "A last message of the assistant is always continued."),
+    Absent(("--reasoning-budget", "-rea", "--reasoning", "--reasoning-budget-message"), _REASONING),
+    Absent(("-hff", "--hf-file"), "Name the file in the reference: -m hf:ORG/REPO/FILE.gguf."),
+    Absent(("-hft", "--hf-token"), "Set HF_TOKEN in the environment."),
+    Absent(("-mu", "--model-url", "-dr", "--docker-repo"), "Download the file and give it with -m."),
+    Absent(("--models-dir", "--models-preset", "--models-max", "--models-autoload", "--no-models-autoload"),
+           _ONE_MODEL),
+    Absent(("--ssl-key-file", "--ssl-cert-file"), _TLS),
+    Absent(("--path", "--webui-config", "--webui-config-file", "--api-prefix", "--tools"), _WEB),
+    Absent(("--webui",), _WEB),
+    Absent(("-to", "--timeout"), "--max-queue-s bounds the wait; a client ends a request by leaving."),
+    Absent(("--threads-http",), "HTTP needs no threads here."),
+    Absent(("-C", "--cpu-mask", "-Cr", "--cpu-range", "-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch",
+            "--cpu-strict", "--numa", "--prio", "--prio-batch", "--poll", "--poll-batch"), _THREADS),
+    Absent(("--samplers", "--sampler-seq", "--sampling-seq", "--typical", "--typical-p", "--top-nsigma",
+            "--top-n-sigma", "--xtc-probability", "--xtc-threshold", "--dry-multiplier", "--dry-base",
+            "--dry-allowed-length", "--dry-penalty-last-n", "--dry-sequence-breaker", "--dynatemp-range",
+            "--dynatemp-exp", "--mirostat", "--mirostat-lr", "--mirostat-ent", "--adaptive-target"),
+           _SAMPLERS),
+    Absent(("--logit-bias", "--repeat-last-n"), _REQUEST),
+    Absent(("--ignore-eos",), _REQUEST),
+    Absent(("--log-file", "--log-colors", "-lv", "--verbosity", "--log-verbosity"), _LOG),
+    Absent(("--log-disable", "--log-prefix", "--log-timestamps"), _LOG),
+    Absent(("--no-slots", "--no-metrics", "--no-cont-batching", "-nocb", "--no-warmup", "--no-cache-prompt"),
+           "That part is always on."),
+    Absent(("--props",), "Settings cannot be changed while it runs; GET /props shows them."),
+    Absent(("--media-path",), _VISION),
+    Absent(("--special", "-sp"), "Control tokens never appear in the text."),
+    Absent(("--check-tensors",), "`edgeserve models pull` checks the hash of the whole file."),
+)  # fmt: skip
+
+ALWAYS_SO: tuple[str, ...] = (
+    "--metrics", "--slots", "--jinja", "-cb", "--cont-batching", "--warmup", "--no-webui",
+    "--no-context-shift", "--cache-prompt", "--no-perf",
+)  # fmt: skip
+"""Switches that ask for what is always so here: taken, so that a llama-server command line works as it is."""
