@@ -1,7 +1,8 @@
 """Bring one file from a URL onto the disk: space, progress, resume, size and hash.
 
-Owns the `.partial` file: it becomes the file only after size and hash are right, and it is only continued
-when the server proves by a strong ETag that it is still the same file. Knows nothing of models or indexes.
+Owns the `.partial` file: it becomes the file only after size and hash are right. It is continued only when a
+strong ETag proves that the server still has the same file, or when a known hash will prove the whole in the end.
+Knows nothing of models or indexes.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def verify(path: Path, n_bytes: int | None, sha256: str | None, meter: Meter | N
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is known of a partial file: without a strong ETag nothing ties it to what the server has now."""
+    """What a partial file is a part of. `total_bytes` 0: nothing ties it to what the server has now."""
 
     url: str = ""
     etag: str = ""
@@ -179,35 +180,35 @@ class FileDownload:
         self.pause_s = pause_s
 
     def run(self) -> Path:
-        self.meter.begin("connect", self.n_bytes)
-        self.dest.parent.mkdir(parents=True, exist_ok=True)
-        with self.partial.open("ab") as file:
-            _lock(file, self.dest.name)
-            resumed = self._fetch(file)
-        try:
-            self._verify_partial(resumed)
-        except DownloadError:
-            if not resumed:
-                raise
-            # The part from before may have been the bad one: once from the start, then it is final.
-            return self.run()
+        if not self._attempt():
+            # A part from before was the bad one, or did not fit: once from the start, then it is final.
+            self._forget()
+            self._attempt(final=True)
         self.partial.replace(self.dest)
         self.notes.unlink(missing_ok=True)
         return self.dest
 
-    def _verify_partial(self, resumed: bool) -> None:
+    def _attempt(self, final: bool = False) -> bool:
+        """Fetch and verify. False if what was put together from several answers is not the file."""
+        self.meter.begin("connect", self.n_bytes)
+        self.dest.parent.mkdir(parents=True, exist_ok=True)
+        with self.partial.open("ab") as file:
+            _lock(file, self.dest.name)
+            joined = self._fetch(file)
         try:
             verify(self.partial, self.n_bytes, self.sha256, self.meter)
         except DownloadError:
+            if joined and not final:
+                return False
             self._forget()
             raise
+        return True
 
     def _fetch(self, file: BinaryIO) -> bool:
-        """Fill the partial file. True if a part of it was there from an earlier run."""
-        had_bytes = file.seek(0, os.SEEK_END)
+        """Fill the partial file. True if it is put together from more than one answer."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._fetch_once(file) and had_bytes > 0
+                return self._fetch_once(file)
             except (_BrokenOffError, DownloadError) as error:
                 if isinstance(error, DownloadError) and not (attempt > 1 and _is_transport(error)):
                     raise
@@ -221,15 +222,15 @@ class FileDownload:
 
     def _fetch_once(self, file: BinaryIO) -> bool:
         """One request. True if it went on from what was there, False if it began anew."""
-        kept = self._read_notes(file)
+        kept = self._kept()
         have_bytes = file.seek(0, os.SEEK_END)
-        headers = {}
-        if kept.etag and 0 < have_bytes < kept.total_bytes:
-            headers = {"Range": f"bytes={have_bytes}-", "If-Range": kept.etag}
-        elif not (kept.etag and have_bytes == kept.total_bytes > 0):
-            self._restart(file)
-        else:
+        if have_bytes and have_bytes == kept.total_bytes:
             return True
+        headers = {}
+        if 0 < have_bytes < kept.total_bytes:
+            headers = {"Range": f"bytes={have_bytes}-"} | ({"If-Range": kept.etag} if kept.etag else {})
+        else:
+            self._restart(file)
         with open_url(self.url, headers, trusted=self.trusted) as response:
             if response.status_code == 206 and headers and _continues(response, have_bytes, kept):
                 self._receive(response, file, have_bytes, kept.total_bytes)
@@ -278,12 +279,14 @@ class FileDownload:
             self.notes.write_text(json.dumps({"url": self.url, "etag": etag, "total_bytes": total_bytes}))
         return total_bytes
 
-    def _read_notes(self, file: BinaryIO) -> _Kept:
+    def _kept(self) -> _Kept:
+        """What the partial file is a part of; where a hash will tell in the end, no ETag is needed."""
+        by_hash = _Kept(self.url, "", self.n_bytes) if self.n_bytes and self.sha256 else _Kept()
         try:
             kept = _Kept(**json.loads(self.notes.read_text()))
         except (OSError, ValueError, TypeError):
-            return _Kept()
-        return kept if kept.url == self.url and isinstance(kept.total_bytes, int) else _Kept()
+            return by_hash
+        return kept if kept.url == self.url and isinstance(kept.total_bytes, int) and kept.etag else by_hash
 
     def _restart(self, file: BinaryIO) -> None:
         file.truncate(0)
@@ -305,7 +308,7 @@ def _continues(response: httpx2.Response, have_bytes: int, kept: _Kept) -> bool:
     if match is None:
         return False
     start, end, total = (int(number) for number in match.groups())
-    same = response.headers.get("etag", kept.etag) == kept.etag
+    same = not kept.etag or response.headers.get("etag", kept.etag) == kept.etag
     return same and (start, end, total) == (have_bytes, kept.total_bytes - 1, kept.total_bytes)
 
 

@@ -204,13 +204,30 @@ def test_a_range_that_starts_elsewhere_starts_over(server: FileServer, dest: Pat
     assert dest.read_bytes() == BODY
 
 
-def test_without_a_strong_etag_nothing_is_resumed(server: FileServer, dest: Path) -> None:
-    for etag in (None, 'W/"v1"'):
-        server.requests.clear()
-        server.paths["/model"] = Served(BODY, etag=etag, cuts=[150_000])
-        fetch(server, dest)
-        assert dest.read_bytes() == BODY
-        assert all("range" not in headers for headers in server.asked("/model"))
+@pytest.mark.parametrize("etag", [None, 'W/"v1"'])
+def test_without_a_strong_etag_only_a_hash_allows_to_go_on(
+    server: FileServer, dest: Path, etag: str | None
+) -> None:
+    server.paths["/model"] = Served(BODY, etag=etag, cuts=[150_000])
+    fetch(server, dest, sha256=None)
+    assert dest.read_bytes() == BODY
+    assert all("range" not in headers for headers in server.asked("/model"))
+    server.requests.clear()
+    server.paths["/model"].cuts = [150_000]
+    fetch(server, dest)
+    assert dest.read_bytes() == BODY
+    assert [headers.get("range") for headers in server.asked("/model")] == [None, "bytes=150000-"]
+    assert all("if-range" not in headers for headers in server.asked("/model"))
+
+
+def test_two_halves_of_different_files_are_noticed(server: FileServer, dest: Path) -> None:
+    def other_file(served: Served) -> None:
+        served.body = BODY if len(server.requests) > 1 else BODY[::-1]
+
+    server.paths["/model"] = Served(etag=None, cuts=[150_000], on_request=other_file)
+    fetch(server, dest)
+    assert dest.read_bytes() == BODY
+    assert [headers.get("range") for headers in server.asked("/model")] == [None, "bytes=150000-", None]
 
 
 def test_a_bad_first_half_is_noticed_and_fetched_again(server: FileServer, dest: Path) -> None:
@@ -224,13 +241,13 @@ def test_a_bad_first_half_is_noticed_and_fetched_again(server: FileServer, dest:
 
 def test_a_partial_file_without_notes_is_not_trusted(server: FileServer, dest: Path) -> None:
     dest.parent.mkdir()
-    dest.with_name("model.gguf.partial").write_bytes(BODY[:1000])
     for notes in (None, "{", '{"url": "x"}', '{"url": 1, "etag": 2, "total_bytes": "3", "more": 4}', "[]"):
+        dest.with_name("model.gguf.partial").write_bytes(BODY[:1000])
         if notes is not None:
             dest.with_name("model.gguf.partial.json").write_text(notes)
         server.requests.clear()
         server.paths["/model"] = Served(BODY)
-        fetch(server, dest)
+        fetch(server, dest, sha256=None)
         assert "range" not in server.asked("/model")[0]
         dest.unlink()
 
