@@ -23,6 +23,7 @@ WARM_FROM_SHARE = 0.8
 SENT_TOO_LATE_S = 0.005
 SENT_TOO_LATE_OF_TTFT = 0.02
 WARN_CACHED_SHARE = 0.01
+MIN_MEASURED = 10
 # The chat template's own first tokens are the same in every prompt, and cached after the first one.
 TEMPLATE_TOKENS = 16
 WARN_LITTLE_GAP = 0.05
@@ -51,11 +52,14 @@ class Run:
     is_cold_meant: bool = True
     client_cpu_share: float | None = None
     server_tokens: float | None = None  # the server's own counter of generated tokens, over this run
+    is_cut_short: bool = False  # ended early because the objective was out of reach
 
     @property
     def measured(self) -> tuple[Record, ...]:
+        """What the benchmark broke off is nobody's failure, unless it did so because of the waiting."""
         start_s, end_s = self.window_s
-        kept = (record for record in self.records if record.outcome is not Outcome.CANCELLED)
+        left_out = () if self.is_cut_short else (Outcome.CANCELLED,)
+        kept = (record for record in self.records if record.outcome not in left_out)
         return tuple(record for record in kept if start_s <= record.arrival_s < end_s)
 
 
@@ -100,7 +104,12 @@ class RunFigures:
     outcomes: Mapping[str, int] = field(default_factory=dict)
     finish_reasons: Mapping[str, int] = field(default_factory=dict)
     steadiness: Steadiness | None = None
+    is_cut_short: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_saturated(self) -> bool:
+        return self.is_cut_short or bool(self.steadiness and self.steadiness.is_saturated)
 
 
 def timelines(records: Iterable[Record]) -> list[Timeline]:
@@ -146,6 +155,7 @@ def run_figures(run: Run, slo: SLO) -> RunFigures:
         outcomes=dict(Counter(record.outcome.value for record in measured)),
         finish_reasons=dict(Counter(record.finish_reason or "none" for record in measured if record.is_ok)),
         steadiness=steady,
+        is_cut_short=run.is_cut_short,
         warnings=tuple(_warnings(run, figures, buckets, steady)),
     )
 
@@ -240,9 +250,14 @@ def _littles_law(run: Run) -> LittlesLaw | None:
     return metrics.littles_law([(record.arrival_s, record.end_s) for record in run.records], *run.window_s)
 
 
-def _little_tolerance(law: LittlesLaw, window_s: float) -> float:
-    """Requests that reach over the window's ends count in part: about one latency's worth at each."""
-    return WARN_LITTLE_GAP + law.mean_time_s / window_s
+def _surprising_little_gap(run: Run) -> float | None:
+    """Requests that reach over the window's ends count in part: about one latency's worth is allowed for."""
+    law = _littles_law(run)
+    gap = law.relative_gap if law else None
+    if law is None or gap is None or run.is_cut_short:
+        return None
+    tolerance = WARN_LITTLE_GAP + law.mean_time_s / (run.window_s[1] - run.window_s[0])
+    return gap if abs(gap) > tolerance else None
 
 
 def _warnings(
@@ -255,11 +270,13 @@ def _warnings(
     cached = _unmeant_cached_share(run)
     if cached > WARN_CACHED_SHARE:
         yield f"{cached:.0%} of the prompt tokens were cached although cold prompts were meant."
-    if steady is not None and steady.is_saturated:
+    if run.kind in ("load", "closed") and len(run.measured) < MIN_MEASURED:
+        yield f"Only {len(run.measured)} requests fell into the window: too few for percentiles."
+    if run.is_cut_short:
+        yield "Ended early: the objective was out of reach at this rate."
+    elif steady is not None and steady.is_saturated:
         yield f"Not steady: {steady.reason}. Percentiles of such a run depend on its length."
-    law = _littles_law(run)
-    gap = law.relative_gap if law else None
-    if law and gap and abs(gap) > _little_tolerance(law, run.window_s[1] - run.window_s[0]):
+    if (gap := _surprising_little_gap(run)) is not None:
         yield f"In flight differs from rate times latency by {gap:.0%}: not steady, or too short a window."
     if len(buckets) > 1:
         first = buckets[0]

@@ -36,7 +36,7 @@ def plot_files(result: BenchResult) -> dict[str, str]:
 
 
 def curve_charts(result: BenchResult) -> list[Chart]:
-    """Figures over the rate, the number of clients or streams, the depth, or the turn."""
+    """Figures over the rate, the number of clients or streams, the depth, or the turn; most telling first."""
     kinds = {case.kind for case in result.cases}
     if "load" in kinds or "closed" in kinds:
         return _load_charts(result, "load" if "load" in kinds else "closed")
@@ -72,10 +72,10 @@ def _load_charts(result: BenchResult, kind: str) -> list[Chart]:
     output = lines(("output_tok_s", "output", 1.0, "decode"))
     good = lines(("goodput_per_s", "goodput", 1.0, "decode"), ("requests_per_s", "completed", 1.0, "queue"))
     return [
-        Chart("throughput", x_label, "tok/s", output),
         Chart("goodput: requests within the objective", x_label, "requests/s", good),
         Chart("time to first token", x_label, "s", ttft),
         Chart("gaps between tokens", x_label, "ms", gaps),
+        Chart("throughput", x_label, "tok/s", output),
     ]
 
 

@@ -19,6 +19,8 @@ from edgeserve.bench.text_plot import text_chart, text_timeline
 from edgeserve.errors import UsageError
 from edgeserve.ink import printable, significant
 
+# A terminal shows the most telling ones; the files have all.
+MAX_TEXT_CURVES = 2
 MIN_POINTS_OF_DISTRIBUTION = 10
 PARTIAL = "partial: interrupted before it was complete"
 
@@ -130,7 +132,7 @@ def _tables(result: BenchResult) -> list[Table]:
 
 
 def _text_charts(result: BenchResult, width: int) -> Iterator[str]:
-    for chart in curve_charts(result):
+    for chart in curve_charts(result)[:MAX_TEXT_CURVES]:
         # Two points are two numbers, which the table has already.
         if max((len(series.points) for series in chart.series), default=0) > 2:
             yield text_chart(chart, width)

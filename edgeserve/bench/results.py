@@ -65,8 +65,7 @@ class CaseResult:
     @property
     def is_saturated(self) -> bool:
         """In at least half of the repeats."""
-        found = [bool(run.steadiness and run.steadiness.is_saturated) for run in self.repeats]
-        return 2 * sum(found) >= len(found) > 0 if any(found) else False
+        return 2 * sum(run.is_saturated for run in self.repeats) >= len(self.repeats)
 
     @property
     def warnings(self) -> tuple[str, ...]:

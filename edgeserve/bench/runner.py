@@ -23,6 +23,7 @@ from edgeserve.metrics import Timeline
 from edgeserve.stream_events import EventKind, RemoteError, StreamEvent, Timings, Usage
 
 SPIN_S = 0.002
+POLL_S = 0.1
 
 
 class Outcome(StrEnum):
@@ -105,7 +106,7 @@ class Record:
         return None if prompt is None or cached is None else max(0, prompt - cached)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Draft:
     """A record while it grows; what is in it survives a timeout and a Ctrl-C."""
 
@@ -116,6 +117,10 @@ class _Draft:
     finish_reason: str | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+
+    @property
+    def arrival_s(self) -> float:
+        return self.sent_s if self.request.at_s is None else self.request.at_s
 
     def take(self, event: StreamEvent, start_s: float) -> None:
         if event.is_output:
@@ -164,7 +169,8 @@ class Runner:
         self._params = dict(params)
         self._timeout_s = timeout_s
         self._on_change = on_change or (lambda in_flight, ended: None)
-        self._in_flight = 0
+        self.is_cut_short = False
+        self._drafts: list[_Draft] = []
         self._start_s = time.perf_counter()
 
     def now_s(self) -> float:
@@ -173,7 +179,8 @@ class Runner:
     async def send(self, request: Request, on_output: Callable[[int], None] | None = None) -> Record:
         """Never raises for what the server does. `on_output` is called with the number of chunks so far."""
         draft = _Draft(request, self.now_s())
-        self._count(+1)
+        self._drafts.append(draft)
+        self._tell()
         record = draft.finish(draft.sent_s, Outcome.CANCELLED)
         try:
             record = await self._send(draft, on_output)
@@ -182,12 +189,19 @@ class Runner:
             raise
         finally:
             self.records.append(record)
-            self._count(-1)
+            self._drafts.remove(draft)
+            self._tell()
         return record
 
-    async def open_loop(self, requests: Sequence[Request], measured_until_s: float) -> None:
+    async def open_loop(
+        self,
+        requests: Sequence[Request],
+        measured_until_s: float,
+        is_hopeless: Callable[[Runner], bool] | None = None,
+    ) -> None:
         """Send each at its `at_s`. Requests after `measured_until_s` keep up the load until the last one
-        before it has ended; then they are dropped."""
+        before it has ended; then they are dropped. `is_hopeless`, asked now and then, ends the run early."""
+        is_hopeless = is_hopeless or (lambda runner: False)
         measured: list[asyncio.Task[Record]] = []
         others: list[asyncio.Task[Record]] = []
         try:
@@ -198,9 +212,20 @@ class Runner:
                 await self._until(at_s)
                 is_measured = at_s < measured_until_s
                 (measured if is_measured else others).append(asyncio.create_task(self.send(request)))
-            await asyncio.gather(*measured)
+                self.is_cut_short = is_hopeless(self)
+                if self.is_cut_short:
+                    break
+            while not self.is_cut_short and not all(task.done() for task in measured):
+                self.is_cut_short = is_hopeless(self)
+                await asyncio.wait(measured, timeout=POLL_S)
         finally:
             await _drop([*measured, *others])
+
+    def num_waiting(self, longer_than_s: float, from_s: float, until_s: float) -> int:
+        """Requests scheduled in [from, until) that have had no token for longer than this."""
+        oldest_s = self.now_s() - longer_than_s
+        arrivals = [draft.arrival_s for draft in self._drafts if not draft.stamps_s]
+        return sum(from_s <= arrival_s < min(until_s, oldest_s) for arrival_s in arrivals)
 
     async def closed_loop(self, requests: Iterable[Request], concurrency: int) -> None:
         """Each of `concurrency` clients sends its next request as soon as its last one has ended."""
@@ -237,9 +262,8 @@ class Runner:
             return _failed(draft.finish(self.now_s(), Outcome.ERROR), error)
         return draft.finish(self.now_s(), Outcome.OK if draft.stamps_s else Outcome.EMPTY)
 
-    def _count(self, change: int) -> None:
-        self._in_flight += change
-        self._on_change(self._in_flight, len(self.records))
+    def _tell(self) -> None:
+        self._on_change(len(self._drafts), len(self.records))
 
 
 def _failed(record: Record, error: EdgeserveError) -> Record:

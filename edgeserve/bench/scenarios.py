@@ -13,16 +13,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeserve.bench import workload
+from edgeserve.bench.figures import is_good
 from edgeserve.bench.lane import Lane
 from edgeserve.bench.options import BenchOptions, Scenario
 from edgeserve.bench.prompts import PromptMaker, with_answer
 from edgeserve.bench.runner import Record, Request, Runner
 from edgeserve.bench.workload import Planned, Shape
+from edgeserve.metrics import SLO
 
 # Stream A has settled by then.
 STALL_AFTER_CHUNKS = 20
 # Load goes on after the measured window, so that its last requests do not end in an emptying system.
 TAIL_SHARE = 2.0
+# A point of a sweep decides over the next one: a handful of requests would decide by chance.
+MIN_REQUESTS_OF_A_POINT = 10
 ALWAYS = (0.0, math.inf)
 
 
@@ -157,19 +161,39 @@ def turns(options: BenchOptions) -> Case:
 
 
 def load(options: BenchOptions, rate_per_s: float) -> Case:
-    """Open loop at one rate. Measured are the arrivals after the warm-up, for `duration_s`."""
-    start_s, end_s = options.warmup_s, options.warmup_s + options.duration_s
-    offered_s = end_s + TAIL_SHARE * options.duration_s
+    """Open loop at one rate. Measured are the arrivals after the warm-up, for `duration_s`; longer in a
+    sweep at a low rate."""
+    duration_s = options.duration_s
+    if options.scenario is Scenario.SWEEP:
+        duration_s = max(duration_s, MIN_REQUESTS_OF_A_POINT / rate_per_s)
+    start_s, end_s = options.warmup_s, options.warmup_s + duration_s
+    offered_s = end_s + TAIL_SHARE * duration_s
 
     async def send(lane: Lane, maker: PromptMaker) -> None:
         planned = workload.open_loop(
             shape_of(options), options.arrivals, rate_per_s, offered_s, options.seed, options.burstiness
         )
         requests = lane.requests(maker, planned)
-        await lane.start(label).open_loop(requests, end_s)
+        num_offered = sum(start_s <= (plan.at_s or 0.0) < end_s for plan in planned)
+        num_allowed = (1 - options.attainment_target) * num_offered
+
+        def is_hopeless(runner: Runner) -> bool:
+            """A sweep only asks whether the rate is kept up; a fixed rate is always measured to its end."""
+            missed = num_missed(runner, options.slo, start_s, end_s)
+            return options.scenario is Scenario.SWEEP and missed > num_allowed
+
+        await lane.start(label).open_loop(requests, end_s, is_hopeless)
 
     label = f"{options.arrivals} {rate_per_s:.3g}/s"
     return Case(label, "load", "open loop", send, (start_s, end_s), rate_per_s)
+
+
+def num_missed(runner: Runner, slo: SLO, start_s: float, end_s: float) -> int:
+    """Requests of the window whose objective is lost already: ended, or without a token for too long."""
+    ended = [record for record in runner.records if start_s <= record.arrival_s < end_s]
+    lost = sum(not is_good(record, slo) for record in ended)
+    late_s = slo.ttft_s if slo.ttft_s is not None else slo.e2e_s
+    return lost if late_s is None else lost + runner.num_waiting(late_s, start_s, end_s)
 
 
 def trace(options: BenchOptions) -> Case:

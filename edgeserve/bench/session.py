@@ -200,6 +200,7 @@ class Session:
             is_cold_meant=case.is_cold_meant and not self.options.shared_prefix_tokens,
             client_cpu_share=cpu_share,
             server_tokens=None if any(record.usage is None for record in records) else server_tokens,
+            is_cut_short=lane.runner.is_cut_short,
         )
         run = clipped(run, lane.runner.now_s()) if is_cut else run
         self.runs.append((run, figures_of(run, self.options.slo)))

@@ -123,7 +123,9 @@ def case_tables(result: BenchResult) -> list[Table]:
 
 def _kind_table(result: BenchResult, kind: str) -> Table:
     columns = COLUMNS[kind]
-    cases = [case for case in result.cases if case.kind == kind]
+    cases = sorted(
+        (case for case in result.cases if case.kind == kind), key=lambda case: case.rate_per_s or 0.0
+    )
     has_two = len(result.servers) > 1
     rows: list[Cells] = []
     for label in dict.fromkeys(case.label for case in cases):
@@ -190,14 +192,17 @@ def bucket_table(result: BenchResult) -> Table | None:
     """Percentiles of each bucket with their counts, where a run had more than one. The first repeat stands
     for the case: repeats are not pooled."""
     rows: list[Cells] = []
+    has_two = len(result.servers) > 1
     for case in result.cases:
         buckets = case.repeats[0].buckets
         if len(buckets) > 1 and not case.is_saturated:
             for found in buckets:
-                start = (case.label, case.target, str(found.bucket), count(found.ttft_s.n))
+                server = (case.target,) if has_two else ()
+                start = (case.label, *server, str(found.bucket), count(found.ttft_s.n))
                 rows.append((*start, *_summary(found.ttft_s), *_summary(found.tpot_s)))
-    heads = ("case", "server", "bucket", "n", "ttft p50", "p90", "p95", "p99", "per token p50", "p90", "p95")
-    return Table("by prompt length and cache state", (*heads, "p99"), tuple(rows)) if rows else None
+    heads = ("case", *(("server",) if has_two else ()), "bucket", "n", "ttft p50", "p90", "p95", "p99")
+    heads = (*heads, "per token p50", "p90", "p95", "p99")
+    return Table("by prompt length and cache state", heads, tuple(rows)) if rows else None
 
 
 def _summary(summary: Summary) -> Cells:

@@ -220,6 +220,13 @@ def test_a_server_that_says_nothing_of_its_cache_has_no_evaluated_count() -> Non
     assert found["later_evaluated_share"] is None
 
 
+def test_few_requests_are_said_to_be_few() -> None:
+    few = [record(index, scheduled_s=0.5 * index, stamps_s=[0.5 * index + 0.1]) for index in range(9)]
+    many = [*few, record(9, scheduled_s=4.5, stamps_s=[4.6])]
+    assert any("Only 9 requests" in warning for warning in figures.run_figures(run(*few), SLO()).warnings)
+    assert not any("Only" in warning for warning in figures.run_figures(run(*many), SLO()).warnings)
+
+
 def test_a_run_without_any_answer_has_counts_and_no_times() -> None:
     found = figures.run_figures(run(record(0, scheduled_s=0.0, outcome=Outcome.ERROR)), SLO())
     assert found.figures["offered"] == 1

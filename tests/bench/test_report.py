@@ -59,7 +59,7 @@ def test_the_printed_report_shows_every_case_with_counts_and_units(load_result: 
     for head in ("offered", "rejected", "ttft p50", "p99", "within objective", "goodput"):
         assert head in text
     assert "capacity of A: at least 40.0 requests/s" in text
-    assert "throughput, tok/s" in text
+    assert "goodput: requests within the objective, requests/s" in text
     assert "\x1b" not in text
     assert "inf" not in text.lower().split()
 

@@ -292,7 +292,7 @@ async def test_a_sweep_that_finds_no_end_stops() -> None:
 def test_sweep_measures_its_points_as_cases(server: MockServer) -> None:
     def script(body: dict[str, Any]) -> Any:
         # Everything fails as soon as the second rate is offered.
-        is_late = sum(sent.body["max_tokens"] == 4 for sent in server.sent) > 8
+        is_late = sum(sent.body["max_tokens"] == 4 for sent in server.sent) > 10
         return mock.error_response(503, "busy", "busy") if is_late else caching_script()(body)
 
     server.script = script
@@ -321,10 +321,10 @@ def test_a_sweep_does_not_wait_for_a_queue_that_is_lost(server: MockServer) -> N
     wanted = options(
         server.url,
         Scenario.SWEEP,
-        rates_per_s=(40.0,),
+        rates_per_s=(400.0,),
         arrivals=Arrivals.CONSTANT,
         warmup_s=0,
-        duration_s=0.5,
+        duration_s=0.1,
         timeout_s=60.0,
         slo=SLO(ttft_s=0.1),
     )
@@ -332,7 +332,7 @@ def test_a_sweep_does_not_wait_for_a_queue_that_is_lost(server: MockServer) -> N
     assert all(case.is_saturated for case in result.cases)
     assert {case.median("attainment") for case in result.cases} == {0.0}
     assert result.capacity_per_s() is None
-    assert "Ended early" in result.cases[0].warnings[0]
+    assert any("Ended early" in warning for warning in result.cases[0].warnings)
 
 
 def test_progress_is_shown_on_a_terminal_only() -> None:
