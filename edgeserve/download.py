@@ -1,7 +1,7 @@
 """Bring one file from a URL onto the disk: space, progress, resume, size and hash.
 
 Owns the `.partial` file: it becomes the file only after size and hash are right. It is continued only when a
-strong ETag proves that the server still has the same file, or when a known hash will prove the whole in the end.
+strong ETag proves that the server still has the same file, or when a known hash will prove the whole at last.
 Knows nothing of models or indexes.
 """
 
