@@ -13,7 +13,12 @@ from edgeserve.errors import UsageError
 
 FlashAttention = Literal["on", "off", "auto"]
 
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+CACHE_TYPE_IDS = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
+"""The cache types that llama.cpp accepts, with their ggml_type numbers (ggml.h)."""
+
+CACHE_TYPES = tuple(CACHE_TYPE_IDS)
 
 DEFAULT_N_CTX_SEQ = 4096
 """Tokens per sequence where neither the user nor a plan says more; less when the model was trained for
@@ -37,6 +42,12 @@ class EngineConfig:
     n_batch: int = 2048
     n_ubatch: int = 512
     n_gpu_layers: int = -1
+    n_cpu_moe: int = 0
+    """The first so many layers keep their experts on the CPU."""
+    override_tensor: tuple[tuple[str, str], ...] = ()
+    """(regular expression of tensor names, buffer type), first match wins; only "CPU" is possible."""
+    tensor_split: tuple[float, ...] = ()
+    devices: tuple[str, ...] = ()
     n_threads: int = 0
     n_threads_batch: int = 0
     flash_attn: FlashAttention = "auto"

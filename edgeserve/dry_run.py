@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve import llama
+from edgeserve.config import CACHE_TYPE_IDS
 from edgeserve.errors import EdgeserveError, RuntimeUnavailableError
 from edgeserve.gguf import read_header, write_header_copy
 from edgeserve.virtual_device import VirtualDevice, VirtualDeviceSpec, device_array
@@ -233,8 +234,8 @@ class Library:
         params = self._library.llama_context_default_params()
         for name in _CONTEXT_KEYS & settings.keys():
             setattr(params, name, settings[name])
-        params.type_k = llama.CACHE_TYPE_IDS[settings.get("type_k", "f16")]
-        params.type_v = llama.CACHE_TYPE_IDS[settings.get("type_v", "f16")]
+        params.type_k = CACHE_TYPE_IDS[settings.get("type_k", "f16")]
+        params.type_v = CACHE_TYPE_IDS[settings.get("type_v", "f16")]
         params.flash_attn_type = _FLASH_ATTN_IDS[settings.get("flash_attn", "auto")]
         params.n_threads = params.n_threads_batch = 1
         return params

@@ -14,7 +14,8 @@ from edgeserve.llama import load_library
 _DEVICE_TYPES = ("cpu", "gpu", "igpu", "accel", "meta")
 
 
-def _function(name: str, restype: Any, *argtypes: Any) -> Any:
+def ggml_function(name: str, restype: Any, *argtypes: Any) -> Any:
+    """A function of ggml that the bindings do not declare, with its types."""
     # ggml's symbols are reached through libllama, which depends on it: opening the wheel's own libggml file
     # would map a second copy with a device registry of its own.
     function = getattr(load_library()._lib, name)
@@ -46,18 +47,18 @@ class GgmlDevice:
 
 def devices() -> tuple[GgmlDevice, ...]:
     """The devices that this build sees. On CUDA the first call makes a context of some hundred MB."""
-    count = _function("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = _function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = ggml_function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     return tuple(_device(get(index)) for index in range(count))
 
 
 def _device(handle: int) -> GgmlDevice:
     text = [
-        _function(f"ggml_backend_dev_{what}", ctypes.c_char_p, ctypes.c_void_p)(handle)
+        ggml_function(f"ggml_backend_dev_{what}", ctypes.c_char_p, ctypes.c_void_p)(handle)
         for what in ("name", "description")
     ]
-    kind = _function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
+    kind = ggml_function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     size_p = ctypes.POINTER(ctypes.c_size_t)
-    _function("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
+    ggml_function("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
     return GgmlDevice(text[0].decode(), text[1].decode(), _DEVICE_TYPES[kind], free.value, total.value)

@@ -17,6 +17,7 @@ from edgeserve.config import EngineConfig
 from edgeserve.engine.async_engine import AsyncEngine
 from edgeserve.host import cpu_budget
 from edgeserve.llama import Log, Model
+from edgeserve.placement import Placement
 from edgeserve.settings.sources import Settings
 from edgeserve.settings.values import engine_config
 
@@ -57,6 +58,7 @@ def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], N
         use_mmap=config.use_mmap,
         use_mlock=config.use_mlock,
         use_extra_bufts=config.use_extra_bufts,
+        place=Placement(config),
         log=log,
         on_progress=on_progress,
     )

@@ -67,7 +67,7 @@ def _probe_runtime(say: Say) -> str:
 
 def _probe_decode(say: Say, path: str, n_threads: int, *, use_extra_bufts: bool) -> None:
     """The time of one decode of one token, after one of a short prompt that warms everything up."""
-    from edgeserve import llama
+    from edgeserve import llama, llama_context
 
     say({"stage": "load"})
     model = llama.Model(path, use_extra_bufts=use_extra_bufts)
@@ -75,9 +75,9 @@ def _probe_decode(say: Say, path: str, n_threads: int, *, use_extra_bufts: bool)
     config = EngineConfig(
         path, n_ctx=64, n_seq_max=1, n_batch=32, n_ubatch=32, n_threads=n_threads, n_threads_batch=n_threads
     )
-    context = llama.Context(model, config)
+    context = llama_context.Context(model, config)
     tokens = model.tokenize(_PROMPT, add_special=True, parse_special=False)[:31]
-    batch = llama.Batch(32)
+    batch = llama_context.Batch(32)
     batch.add(tokens, 0, 0, last_logits=True)
     codes = [context.decode(batch)]
     token = int(context.logits(len(tokens) - 1).argmax()) if codes == [0] else 0

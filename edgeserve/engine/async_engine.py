@@ -19,7 +19,8 @@ from edgeserve.engine.engine import Engine
 from edgeserve.engine.request import EngineStats, Request, RequestOutput
 from edgeserve.engine.resolve import resolve, with_context_sizes
 from edgeserve.errors import EngineError, ModelError, RequestError, UnavailableError
-from edgeserve.llama import Context, Model
+from edgeserve.llama import Model
+from edgeserve.llama_context import Context
 
 _IDLE_WAIT_S = 5.0
 """How long an idle engine sleeps before it gives a sign of life; commands wake it at once."""

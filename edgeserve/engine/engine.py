@@ -32,7 +32,8 @@ from edgeserve.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from edgeserve.llama import Context, Model
+from edgeserve.llama import Model
+from edgeserve.llama_context import Context
 
 _NUM_RECENT_STEPS = 64
 

@@ -14,7 +14,7 @@ from edgeserve.engine.request import Sequence, TokenLogprob
 from edgeserve.engine.sampler import Sampler
 from edgeserve.engine.scheduler import Chunk
 from edgeserve.errors import EngineError
-from edgeserve.llama import Batch, Context
+from edgeserve.llama_context import Batch, Context
 
 
 @dataclass(frozen=True, slots=True)

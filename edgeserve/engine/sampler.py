@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from edgeserve.engine.request import TokenLogprob
 from edgeserve.engine.sampling_params import MAX_SEED, SamplingParams
-from edgeserve.llama import Context, Model, load_library
+from edgeserve.llama import Model, load_library
+from edgeserve.llama_context import Context
 
 
 class Sampler:

@@ -13,7 +13,8 @@ from edgeserve.engine.request import FinishReason, Request, RequestOutput, Reque
 from edgeserve.engine.resolve import resolve, with_context_sizes
 from edgeserve.engine.sampling_params import SamplingParams
 from edgeserve.errors import RequestError
-from edgeserve.llama import Context, Model
+from edgeserve.llama import Model
+from edgeserve.llama_context import Context
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
