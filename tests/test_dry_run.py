@@ -94,6 +94,14 @@ def test_dry_run_equals_a_real_load_on_a_device(qwen2: GGUFHeader) -> None:
     ]
 
 
+def test_output_buffer_is_what_llama_cpp_allocates(tmp_path: Path) -> None:
+    header = zoo.truth_header("real-size-mixtral-8x7b", tmp_path)
+    settings = {"n_ctx": 512, "n_seq_max": 16}
+    (answer,) = ask({"path": str(header.shards[0].header_path), "settings": [settings], "devices": []})
+    planned = plan_memory(header, Settings(n_ctx=512, n_seq_max=16)).output_bytes
+    assert answer["output_mib"] == pytest.approx(planned / MIB, abs=0.005)
+
+
 # --- failures
 
 

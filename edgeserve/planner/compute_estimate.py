@@ -23,6 +23,8 @@ from edgeserve.planner.settings import ResolvedSettings
 
 _F32, _F16 = 4, 2
 _OFFLOAD_BATCH = 32
+# Small inputs and gaps between tensors that no moment counts; they matter in models of a few million weights.
+_SLACK_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ class _Graph:
         name = max(moments, key=lambda moment: moments[moment])
         spread = _SPREADS["compressed" if self.hparams.architecture.memory is Memory.DSV4 else name]
         total = self.inputs + moments[name]
-        return Interval(round(total * spread.low), round(total * spread.likely), round(total * spread.high))
+        low, likely, high = (round(total * factor) for factor in (spread.low, spread.likely, spread.high))
+        return Interval(max(low - _SLACK_BYTES, 0), likely, high + _SLACK_BYTES)
 
     def largest_host_weight(self, weights: Weights) -> int:
         """Matrices of host layers that a device copies over to multiply large batches itself."""

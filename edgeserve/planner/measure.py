@@ -63,11 +63,14 @@ def measure(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
     allocate: bool = False,
+    pretend: bool = True,
     python: str = sys.executable,
 ) -> list[MemoryReport | DryRunFailure]:
-    """One report for each settings, compute from the library itself. `devices` are pretended: any will do.
+    """One report for each settings, compute from the library itself.
 
-    `allocate` really loads the model and makes the contexts, and reports what they then take.
+    `devices` are pretended, so any will do; with `pretend` False the library uses the devices that are really
+    there, which `devices` must then describe by the same names. `allocate` really loads the model and makes
+    the contexts, and reports what they then take.
     """
     model = ModelMemory(header)
     results = dry_run(
@@ -77,6 +80,7 @@ def measure(
         timeout_s=timeout_s,
         memory_limit_bytes=memory_limit_bytes,
         allocate=allocate,
+        pretend=pretend,
         python=python,
         model=model,
     )
@@ -94,6 +98,7 @@ def dry_run(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     memory_limit_bytes: int = DEFAULT_MEMORY_LIMIT_BYTES,
     allocate: bool = False,
+    pretend: bool = True,
     python: str = sys.executable,
     model: ModelMemory | None = None,
 ) -> list[DryRun | DryRunFailure]:
@@ -103,7 +108,7 @@ def dry_run(
     asked = [settings for settings, failure in zip(all_settings, too_large, strict=True) if failure is None]
     with tempfile.TemporaryDirectory(prefix="edgeserve-measure-") as directory:
         path = _path(header, Path(directory))
-        child = _Child(python, timeout_s, memory_limit_bytes, path, devices, allocate)
+        child = _Child(python, timeout_s, memory_limit_bytes, path, devices if pretend else None, allocate)
         answers = iter([_allocated(answer) if allocate else answer for answer in child.ask(asked)])
         return [failure if failure is not None else next(answers) for failure in too_large]
 
@@ -141,7 +146,7 @@ class _Child:
     timeout_s: float
     memory_limit_bytes: int
     path: str
-    devices: Sequence[Accelerator]
+    devices: Sequence[Accelerator] | None
     allocate: bool
 
     def ask(self, all_settings: Sequence[Settings]) -> Iterator[DryRun | DryRunFailure]:
@@ -166,7 +171,7 @@ class _Child:
             done = subprocess.run(
                 command,
                 input=json.dumps(self._request(all_settings)),
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},  # an abort would start a debugger first
+                env=_environment(),
                 capture_output=True,
                 text=True,
                 timeout=self.timeout_s,
@@ -185,10 +190,19 @@ class _Child:
         return {
             "path": self.path,
             "settings": [settings_to_json(settings) for settings in all_settings],
-            "devices": [device_to_json(device) for device in self.devices],
-            "memory_limit_bytes": self.memory_limit_bytes,
+            "devices": None if self.devices is None else [device_to_json(d) for d in self.devices],
+            # A real device's driver maps far more than it uses.
+            "memory_limit_bytes": None if self.devices is None else self.memory_limit_bytes,
             "no_alloc": not self.allocate,
         }
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the way to this package, and without the debugger that ggml starts before it aborts."""
+    package = str(Path(__file__).resolve().parents[2])
+    inherited = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([package, *([inherited] if inherited else [])])
+    return {**os.environ, "PYTHONPATH": path, "GGML_NO_BACKTRACE": "1"}
 
 
 def settings_to_json(settings: Settings) -> dict[str, Any]:

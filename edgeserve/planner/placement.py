@@ -42,8 +42,8 @@ class Accelerator:
 
     `free_bytes` sets its share of the layers when no tensor split is given. The defaults of `alignment`
     (bytes) and `pads_quantized_rows` are those of CUDA. `has_host_buffer`: it offers pinned host memory.
-    `overhead_bytes` is what driver and kernels take beside llama.cpp's buffers, outside of every figure of
-    llama.cpp: 0.3 to 0.6 GiB with CUDA.
+    `attention_copies`: flash attention converts a cache that is not F16. `overhead_bytes` is what driver and
+    kernels take beside llama.cpp's buffers, outside of every figure of llama.cpp: 0.3 to 0.6 GiB with CUDA.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Accelerator:
     alignment: int = 128
     pads_quantized_rows: bool = True
     has_host_buffer: bool = True
+    attention_copies: bool = True
     overhead_bytes: int = 512 << 20
 
 
