@@ -101,7 +101,8 @@ def resolve(reference: str, *, offline: bool = False, progress: Report = no_repo
 def path_of_entry(entry: ModelEntry) -> Path | None:
     """Where the entry's file is, if it is here with the size that the list says."""
     if entry.requirement:
-        path: Path | None = inside(local_models.models_dir(), entry.file_name)
+        # Read through a link if the user made one; only writing must stay inside the folder.
+        path: Path | None = local_models.models_dir() / entry.file_name
     else:
         path = _cached(HubReference(entry.repo, file=entry.file))
     if path is None or not path.is_file():
@@ -260,8 +261,8 @@ def _unless_offline(plan: DownloadPlan, reference: str, offline: bool) -> Downlo
 
 def _not_here(reference: str) -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"{reference} is not on this machine, and --offline keeps edgeserve from downloading it.",
-        f"Run it once without --offline. {LIST_HINT}",
+        f"{reference} is not on this machine.",
+        f"`edgeserve models pull {reference}`, without --offline, downloads it. {LIST_HINT}",
     )
 
 

