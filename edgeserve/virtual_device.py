@@ -87,6 +87,7 @@ class VirtualDevice:
             text: self._text(text) for text in (spec.name, f"{spec.name}_Host", "virtual", "Virtual")
         }
         self._real_buffers: dict[int, tuple[int, int, int]] = {}
+        self._free_address = self._callback(self._free, None, _PTR)
         self._cpu_backend: int | None = None
         # The other tables hold the address of the device, so its words come first and are filled last.
         self._device = self._words([0] * (len(_DEVICE) + 2))
@@ -155,14 +156,8 @@ class VirtualDevice:
         _set_word(buffer + _BUFFER_TYPE_AT, buffer_type)
         _set_word(buffer + _BUFFER_CONTEXT, -(-start // self.spec.alignment) * self.spec.alignment)
         _set_word(buffer + _BUFFER_SIZE, size)
-        _set_word(buffer + _BUFFER_FREE, self._free_callback)
+        _set_word(buffer + _BUFFER_FREE, self._free_address)
         return buffer
-
-    @property
-    def _free_callback(self) -> int:
-        if not hasattr(self, "_free_address"):
-            self._free_address = self._callback(self._free, None, _PTR)
-        return self._free_address
 
     def _free(self, buffer: int) -> None:
         start, real_free, size = self._real_buffers.pop(buffer)
@@ -211,7 +206,8 @@ class VirtualDevice:
             self._cpu_backend = self._call(
                 "ggml_backend_init_by_type", _PTR, (_INT, _DEVICE_TYPE_CPU), (_PTR, None)
             )
-            # One thread: several would wait for each other, and for those of the real CPU backend, at every node.
+            # One thread: several would wait for each other, and for those of the real CPU backend, at every
+            # node.
             self._call("ggml_backend_cpu_set_n_threads", None, (_PTR, self._cpu_backend), (_INT, 1))
         return int(self._call("ggml_backend_graph_compute", _INT, (_PTR, self._cpu_backend), (_PTR, graph)))
 

@@ -174,11 +174,8 @@ def _layer_homes(name: str, il: int, hparams: HParams, placement: Placement, n_c
 
 def _is_loaded_draft(name: str, hparams: HParams) -> bool:
     part = name.split(".", 2)[2]
-    return any(part.startswith(loaded + ".") or part == loaded for loaded in _loaded_draft_parts(hparams))
-
-
-def _loaded_draft_parts(hparams: HParams) -> tuple[str, ...]:
-    return hparams.architecture.mtp_tensors_loaded
+    loaded = hparams.architecture.mtp_tensors_loaded
+    return any(part == name or part.startswith(name + ".") for name in loaded)
 
 
 def _rope_homes(hparams: HParams, placement: Placement) -> Iterable[int]:

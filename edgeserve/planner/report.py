@@ -11,7 +11,6 @@ from typing import Literal
 from edgeserve.planner.compute_estimate import Interval
 from edgeserve.planner.settings import ResolvedSettings, Settings
 
-HostName = Literal["CPU"]
 Source = Literal["exact", "dry-run", "estimate", "upper bound", "budget"]
 
 
