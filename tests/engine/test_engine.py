@@ -274,8 +274,16 @@ def test_no_foreign_word_appears_after_many_cached_prompts(model: Model) -> None
                 ),
             )
         questions = [tokens(model, f"<|im_start|>user\nWhat is {n} + {n}?<|im_end|>\n") for n in range(8)]
-        warm = run(engine, *(request(f"q{n}", prompt, greedy()) for n, prompt in enumerate(questions)))
-        cold = run(
-            engine, *(request(f"q{n}", p, greedy(), cache_prompt=False) for n, p in enumerate(questions))
+        warm, cold = (
+            run(
+                engine,
+                *(
+                    request(f"q{n}", p, greedy(logprobs=2), cache_prompt=cached)
+                    for n, p in enumerate(questions)
+                ),
+            )
+            for cached in (True, False)
         )
-    assert [result.text for result in warm.values()] == [result.text for result in cold.values()]
+    for name, result in warm.items():
+        assert not any(word in result.text for word in words)
+        assert equal_or_close(result, cold[name])
