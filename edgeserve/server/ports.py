@@ -75,8 +75,14 @@ def occupant(port: int) -> str:
     """The program that listens on a port, as far as the system says."""
     try:
         for connection in psutil.net_connections(kind="tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and _port(connection.laddr) == port and connection.pid:
                 return f"{psutil.Process(connection.pid).name()} (process {connection.pid})"
     except (psutil.Error, OSError):
         pass
     return "another program"
+
+
+def _port(address: object) -> int | None:
+    """An address without a peer or a name is an empty tuple."""
+    port = getattr(address, "port", None)
+    return port if isinstance(port, int) else None

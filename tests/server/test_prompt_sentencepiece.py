@@ -16,11 +16,12 @@ SOURCE = "{{ bos_token }}{% for m in messages %}[INST]{{ m.content }}{% endfor %
 
 
 @pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def spm(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = sentencepiece_model.write(tmp_path_factory.mktemp("model") / "spm.gguf")
-    model = Model(path)
-    yield model
-    model.close()
+    # The library keeps one log for the process, which must not end with this module.
+    spm = Model(path, log=model.log)
+    yield spm
+    spm.close()
 
 
 @pytest.fixture(scope="module")
