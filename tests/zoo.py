@@ -79,8 +79,9 @@ RECIPES: dict[str, Recipe] = {
     name: Recipe(f"tiny-{name}")
     for name in (
         # dense, grouped or single heads, biases, fused matrices, experts
-        "bloom", "chatglm", "command-r", "dbrx-moe", "falcon", "gemma", "granite", "hunyuan-moe-moe", "internlm2",
-        "minicpm3", "mistral3", "phi2", "plamo", "qwen2", "qwen2moe-moe", "qwen3moe-moe", "qwen3vl", "stablelm",
+        "bloom", "chatglm", "command-r", "dbrx-moe", "falcon", "gemma", "granite", "hunyuan-moe-moe",
+        "internlm2", "minicpm3", "mistral3", "phi2", "plamo", "qwen2", "qwen2moe-moe", "qwen3moe-moe",
+        "qwen3vl", "stablelm",
         # windows
         "afmoe-moe", "cohere2", "gemma2", "gemma4", "gpt-oss-moe", "mimo2-moe", "olmo2", "plamo3",
         "smallthinker-moe",
