@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from harness import Result, engine_of, request, run, step
+from harness import Result, engine_of, equal_or_close, request, run, step
 
 from edgeserve.engine.engine import Engine
 from edgeserve.engine.request import FinishReason
