@@ -68,7 +68,8 @@ def check_version(version: str) -> None:
 class Log:
     """The library's own messages: the last lines are kept, since they alone say why a load failed.
 
-    One Log must live as long as the library is used: llama.cpp keeps the callback.
+    The newest Log gets the messages. llama.cpp keeps calling a callback until it is given another one, so
+    each is kept with the library itself and outlives the Log that it was made for.
     """
 
     def __init__(self, num_lines: int = 400, echo: bool = False) -> None:
@@ -78,6 +79,7 @@ class Log:
         library = load_library()
         self._callback = library.llama_log_callback(self._on_text)
         library.llama_log_set(self._callback, ctypes.c_void_p(0))
+        vars(library).setdefault("edgeserve_log_callbacks", []).append(self._callback)
 
     def _on_text(self, level: int, text: bytes, _: object) -> None:
         *lines, self._partial = (self._partial + text.decode("utf-8", "replace")).split("\n")

@@ -52,7 +52,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._streams: dict[str, _Stream] = {}
         self._watchers: set[_Watcher] = set()
-        self._stopping = False
+        self._stopping = self._ended = False
         self._stats = self._engine.stats()
         self._thread = threading.Thread(target=self._run, name="edgeserve-engine", daemon=True)
 
@@ -97,7 +97,8 @@ class AsyncEngine:
         return known
 
     async def subscribe(self) -> AsyncIterator[EngineStats]:
-        """The statistics after each step; a slow reader sees the latest and misses some."""
+        """The statistics after each step, until the engine ends; a slow reader sees the latest and misses
+        some."""
         watcher = _Watcher(asyncio.get_running_loop(), asyncio.Event())
         self._watchers.add(watcher)
         try:
@@ -105,6 +106,8 @@ class AsyncEngine:
                 await watcher.event.wait()
                 watcher.event.clear()
                 yield self._stats
+                if self._ended:
+                    return
         finally:
             self._watchers.discard(watcher)
 
@@ -131,6 +134,7 @@ class AsyncEngine:
                 self._deliver(outputs)
         finally:
             outputs = self._engine.abort_all(UnavailableError("The server is stopping."))
+            self._ended = True
             self._publish()
             self._deliver(outputs)
             self._engine.runner.close()

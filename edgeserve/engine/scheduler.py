@@ -100,6 +100,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def num_queued(self) -> int:
+        """Waiting sequences beyond those that a free slot will take at the next step."""
+        return max(0, len(self.waiting) - (len(self.kv_cache.slots) - len(self.running)))
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits: its prompt and cap are within `n_ctx_seq` (checked at the front)."""
         assert sequence.max_num_tokens <= self.kv_cache.n_ctx_seq, "the front end refuses what can never run"

@@ -162,6 +162,18 @@ async def test_statistics_are_seen_after_each_step(engine: AsyncEngine, model: M
     assert len(set(seen)) >= 5
 
 
+async def test_a_watcher_ends_with_the_engine(model: Model) -> None:
+    engine = make(model)
+
+    async def watch() -> int:
+        return len([stats async for stats in engine.subscribe()])
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0.05)
+    await asyncio.to_thread(engine.stop)
+    assert await asyncio.wait_for(watcher, 5) >= 1
+
+
 def test_threads_from_many_loops(engine: AsyncEngine, model: Model) -> None:
     """Eight threads with five requests each, half of them left early: all complete."""
     failures: list[BaseException] = []

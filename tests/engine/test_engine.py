@@ -154,7 +154,7 @@ def test_cancel_while_waiting_prefilling_and_decoding(model: Model) -> None:
 
 def test_the_queue_is_bounded(model: Model) -> None:
     with engine_of(model, n_seq_max=1, n_ctx=512, max_waiting=2) as engine:
-        for name in ("a", "b"):
+        for name in ("first", "a", "b"):  # the first takes the free sequence at the next step
             engine.add(request(name, tokens(model)))
         with pytest.raises(QueueFullError) as caught:
             engine.add(request("c", tokens(model)))
