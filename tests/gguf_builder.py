@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
@@ -119,3 +120,13 @@ def model_bytes(*args: Any, **options: Any) -> bytes:
     alignment = options.get("alignment", 32)
     data_bytes = sum(t[3] + -t[3] % alignment for t in tensors)
     return header_bytes(*args, **options) + b"\x5a" * data_bytes
+
+
+def save(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def with_metadata(**changes: object) -> dict[str, object]:
+    renamed = {key.replace("__", "."): value for key, value in changes.items()}
+    return TINY_METADATA | renamed
