@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 INDEX = "https://abetlen.github.io/llama-cpp-python/whl"
@@ -34,11 +35,15 @@ _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 
 
 def requirement() -> str:
-    """The supported range, from the one place that states it."""
-    text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text(encoding="utf-8")
-    found = re.search(r'"(llama-cpp-python[^"]+)"', text)
-    assert found, "pyproject.toml names llama-cpp-python"
-    return found.group(1)
+    """The supported range, from the one place that states it: the checkout's or the package's metadata."""
+    project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    if project.is_file():
+        stated = re.findall(r'"(llama-cpp-python[^"]+)"', project.read_text(encoding="utf-8"))
+    else:
+        stated = [
+            name for name in metadata.requires("edgeserve") or () if name.startswith("llama-cpp-python")
+        ]
+    return stated[0]
 
 
 def installed() -> bool:
