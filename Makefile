@@ -1,6 +1,6 @@
 # make chat | make test: the two commands of the quick start. Both install first.
 #
-#   make chat PROMPT="..."      answer once and exit
+#   make chat PROMPT="..."      answer once (the likeliest answer) and exit
 #   make chat MODEL=qwen3-4b    any model reference (edgeserve models list)
 #   make install BACKEND=cuda   cpu (default), cuda, metal, vulkan, rocm: a prebuilt wheel where one can be had
 #   make install BACKEND=native compile for exactly this CPU
@@ -22,11 +22,11 @@ $(STAMP): pyproject.toml edgeserve/install_runtime.py
 	@rm -f $(VENV)/.installed-*
 	@$(PY) edgeserve/install_runtime.py --backend $(BACKEND) $(if $(filter-out cpu,$(BACKEND)),--force)
 	@echo "Installing edgeserve and its tools." >&2
-	@$(PY) -m pip install --quiet --editable ".[dev]"
+	@$(PY) -m pip install -qq --editable ".[dev]"
 	@touch $@
 
 chat: install
-	@$(PY) -m edgeserve chat $(MODEL) $(if $(PROMPT),-p "$(PROMPT)")
+	@$(PY) -m edgeserve chat $(MODEL) $(if $(PROMPT),--temp 0 -p "$(PROMPT)")
 
 test: install
 	@$(PY) -m pytest
