@@ -1,0 +1,137 @@
+"""The terminal application: which name leads to which screen, and the keys that hold everywhere.
+
+It looks and asks over HTTP and never touches the engine. Owns modes, themes, the rhythm of repainting and the
+feed's life. `run` is what the command line calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from tui.dialogs import Figures
+from tui.feed import Feed
+from tui.help_texts import help_sections
+from tui.messages import FeedChanged
+from tui.monitor_screen import MonitorScreen
+from tui.themes import DEFAULT_THEME, themes, variable_defaults
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+TICK_S = 0.25
+STILL_TICKS = 4
+"""With nothing new, only time moves on: once in so many ticks is enough."""
+
+_MOUSE_ON = "\x1b[?1000h\x1b[?1003h\x1b[?1015h\x1b[?1006h"
+_MOUSE_OFF = "\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l"
+
+
+def _monitor() -> Screen[None]:
+    return MonitorScreen()
+
+
+class EdgeserveApp(App[None]):
+    """One feed, four screens."""
+
+    TITLE = "edgeserve"
+    # Functions, so that a screen's imports wait until somebody wants it.
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[None]]]] = {"monitor": _monitor}
+    DEFAULT_MODE = "monitor"
+    ENABLE_COMMAND_PALETTE = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f1", "switch_mode('monitor')", "monitor", priority=True),
+        Binding("f3", "switch_mode('chat')", "chat", priority=True),
+        Binding("question_mark", "help", "help", key_display="?"),
+        Binding("ctrl+t", "next_theme", "Theme", show=False),
+        Binding("ctrl+o", "toggle_mouse", "Mouse", show=False),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, feed: Feed, *, has_mouse: bool = True) -> None:
+        super().__init__()
+        self.feed = feed
+        self.has_mouse = has_mouse
+        self._shown_version = -1
+        self._still_ticks = 0
+        for theme in themes():
+            self.register_theme(theme)
+        self.theme = DEFAULT_THEME
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return variable_defaults(is_dark=self.current_theme.dark)
+
+    def on_mount(self) -> None:
+        self.run_worker(self.feed.follow(), group="feed")
+        self.run_worker(self.feed.follow_memory(), group="feed")
+        self.set_interval(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """Tell the visible screen that it is time to look, as often as the eye can use."""
+        is_still = self.feed.version == self._shown_version
+        self._still_ticks = self._still_ticks + 1 if is_still else 0
+        if is_still and self._still_ticks % STILL_TICKS:
+            return
+        self._shown_version = self.feed.version
+        self.screen_stack[0].post_message(FeedChanged(is_still))
+
+    # --- keys
+
+    def action_help(self) -> None:
+        self.push_screen(Figures("keys", help_sections(self.current_mode)))
+
+    def action_next_theme(self) -> None:
+        names = [theme.name for theme in themes()]
+        index = names.index(self.theme) if self.theme in names else -1
+        self.theme = names[(index + 1) % len(names)]
+
+    def action_toggle_mouse(self) -> None:
+        """Give the mouse back to the terminal, whose own selection works again then; or take it."""
+        self.has_mouse = not self.has_mouse
+        if self._driver is not None:
+            self._driver.write(_MOUSE_ON if self.has_mouse else _MOUSE_OFF)
+            self._driver.flush()
+        self.notify("Mouse on." if self.has_mouse else "Mouse off: the terminal selects text.", timeout=3)
+
+
+class _Photographer(EdgeserveApp):
+    """Draws one screen without a terminal and writes it down."""
+
+    def __init__(self, feed: Feed, path: Path, mode: str, wait_s: float) -> None:
+        super().__init__(feed)
+        self._path, self._mode, self._wait_s = path, mode, wait_s
+
+    def on_mount(self) -> None:
+        self.run_worker(self._take())
+
+    async def _take(self) -> None:
+        await self.switch_mode(self._mode)
+        await asyncio.sleep(self._wait_s)
+        self.save_screenshot(filename=self._path.name, path=str(self._path.parent))
+        self.exit()
+
+
+def run(
+    url: str | None = None,
+    api_key: str | None = None,
+    *,
+    no_mouse: bool = False,
+    screenshot: Path | None = None,
+    mode: str = "monitor",
+    size: tuple[int, int] = (100, 30),
+    wait_s: float = 3.0,
+) -> None:
+    """Show the application until somebody leaves it.
+
+    `url` None looks at 127.0.0.1:8080. With `screenshot` nothing is shown: after `wait_s` the screen of
+    `mode`, `size` in columns and rows, is written as SVG. Raises UsageError for an address that is none.
+    """
+    feed = Feed(url or DEFAULT_URL, api_key)
+    if screenshot is not None:
+        _Photographer(feed, screenshot, mode, wait_s).run(headless=True, size=size)
+        return
+    EdgeserveApp(feed, has_mouse=not no_mouse).run(mouse=not no_mouse)

@@ -1,0 +1,216 @@
+"""Two charts: a speed over time, and the last steps one by one.
+
+Own how values become rows of characters, with axes, units and the target's line. Know nothing of servers:
+whoever shows them hands in values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tui.snapshot import Step
+from tui.strips import EIGHTHS, Cell, axis_labels, bar_character, nice_top, strip_of
+
+AXIS_COLUMNS = 6
+_TICK_COLUMNS = 20
+DECODE_MARK, PREFILL_MARK, MIXED_MARK = "▮", "▯", "◧"
+
+
+class _Chart(Widget):
+    """Rows of a plot with a labelled axis to the left."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "chart--prefill",
+        "chart--decode",
+        "chart--axis",
+        "chart--target",
+        "chart--boundary",
+    }
+    DEFAULT_CSS = """
+    _Chart {
+        & .chart--prefill { color: $prefill; }
+        & .chart--decode { color: $decode; }
+        & .chart--boundary { color: $decode; background: $prefill; }
+        & .chart--axis { color: $quiet; }
+        & .chart--target { color: $stalled; }
+    }
+    """
+
+    def style_of(self, name: str) -> Style:
+        return self.get_component_rich_style(f"chart--{name}")
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the plot itself."""
+        return max(0, self.size.width - AXIS_COLUMNS)
+
+    def axis_cells(self, label: str, mark: str) -> list[Cell]:
+        return [(f"{label:>{AXIS_COLUMNS - 1}}{mark}", self.style_of("axis"))]
+
+
+class TimeChart(_Chart):
+    """A bar for each stretch of time, the newest on the right, and a line at the target."""
+
+    def __init__(self, kind: str, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._kind = kind
+        self._values: Sequence[float | None] = ()
+        self._column_s = 1.0
+        self._target: float | None = None
+        self._top = 1.0
+
+    def show(self, values: Sequence[float | None], column_s: float, target: float | None = None) -> None:
+        """`values` are the newest `num_columns` of them, each over `column_s`; None where nothing ran."""
+        values = list(values)
+        if (values, column_s, target) == (self._values, self._column_s, self._target):
+            return
+        self._values, self._column_s, self._target = values, column_s, target
+        known = [value for value in values if value is not None]
+        self._top = nice_top(max([*known, 1.1 * target if target and known else 0.0], default=0.0))
+        self.refresh()
+
+    @property
+    def values(self) -> Sequence[float | None]:
+        """What is drawn now."""
+        return self._values
+
+    @property
+    def top(self) -> float:
+        """The value at the upper end of the axis."""
+        return self._top
+
+    @property
+    def _num_rows(self) -> int:
+        return max(1, self.size.height - (2 if self.size.height >= 6 else 1))
+
+    def render_line(self, y: int) -> Strip:
+        width, blank = self.size.width, self.rich_style
+        if y < self._num_rows:
+            return strip_of(self._plot_cells(y), width, blank)
+        has_axis = self.size.height >= 6
+        if has_axis and y == self._num_rows:
+            return strip_of(self._axis_line(), width, blank)
+        return strip_of([(self._time_labels(), self.style_of("axis"))], width, blank)
+
+    def _plot_cells(self, y: int) -> list[Cell]:
+        row = self._num_rows - 1 - y
+        label = axis_labels(self._top, self._num_rows).get(y, "")
+        cells = self.axis_cells(label, "┤" if label else "│")
+        is_target_row = self._target_row == row
+        bar, target = self.style_of(self._kind), self.style_of("target")
+        values = [None] * (self.num_columns - len(self._values)) + list(self._values)[-self.num_columns :]
+        for value in values:
+            character = bar_character(value or 0.0, self._top, row, self._num_rows)
+            if is_target_row and character == " ":
+                cells.append(("╌", target))
+            elif is_target_row and character == "█":
+                cells.append(("╌", Style(color=target.color, bgcolor=bar.color)))
+            else:
+                cells.append((character, bar))
+        return cells
+
+    @property
+    def _target_row(self) -> int | None:
+        if not self._target or self._target > self._top:
+            return None
+        return min(self._num_rows - 1, int(self._num_rows * self._target / self._top))
+
+    def _axis_line(self) -> list[Cell]:
+        ages = range(self.num_columns, 0, -1)
+        marks = "".join("┬" if age % _TICK_COLUMNS == 0 else "─" for age in ages)
+        return [*self.axis_cells("0", "┼"), (marks, self.style_of("axis"))]
+
+    def _time_labels(self) -> str:
+        """Ages under the ticks, `now` at the right end."""
+        width = self.size.width
+        line = [" "] * width
+        for columns in range(_TICK_COLUMNS, self.num_columns + 1, _TICK_COLUMNS):
+            text = _age_text(columns * self._column_s)
+            start = max(0, width - columns - len(text) // 2)
+            line[start : start + len(text)] = text
+        line[width - 3 :] = "now"
+        return "".join(line[:width])
+
+
+def _age_text(seconds: float) -> str:
+    return f"-{seconds:g} s" if seconds < 120 else f"-{seconds / 60:g} min"
+
+
+class StepTimeline(_Chart):
+    """The last steps, a column each: its height is the step's time, split by prefill and decode tokens.
+
+    A row of marks below says the kind of each step by its shape.
+    """
+
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._steps: Sequence[Step] = ()
+        self._target_ms: float | None = None
+        self._top = 1.0
+
+    def show(self, steps: Sequence[Step], target_ms: float | None) -> None:
+        """The newest steps, at most `num_columns` of them."""
+        if target_ms == self._target_ms and steps and self._steps and steps[-1] == self._steps[-1]:
+            return
+        self._steps, self._target_ms = list(steps), target_ms
+        longest_ms = max((step.duration_s * 1e3 for step in steps), default=0.0)
+        self._top = nice_top(max(longest_ms, 1.1 * target_ms if target_ms and steps else 0.0))
+        self.refresh()
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """What is drawn now."""
+        return self._steps
+
+    def render_line(self, y: int) -> Strip:
+        num_rows = max(1, self.size.height - 1)
+        steps = list(self._steps)[-self.num_columns :] if self.num_columns else []
+        num_empty = self.num_columns - len(steps)
+        if y >= num_rows:
+            cells = [*self.axis_cells("step", " "), (" " * num_empty, self.rich_style)]
+            return strip_of([*cells, *map(self._mark, steps)], self.size.width, self.rich_style)
+        row = num_rows - 1 - y
+        label = axis_labels(self._top, num_rows).get(y, "")
+        cells = self.axis_cells(label, "┤" if label else "│")
+        target_row = self._target_row(num_rows)
+        cells += [self._empty_cell(row == target_row)] * num_empty
+        cells += [self._cell(step, row, num_rows, row == target_row) for step in steps]
+        return strip_of(cells, self.size.width, self.rich_style)
+
+    def _mark(self, step: Step) -> Cell:
+        if step.num_prefill and step.num_decode:
+            return MIXED_MARK, self.style_of("prefill")
+        if step.num_prefill:
+            return PREFILL_MARK, self.style_of("prefill")
+        return DECODE_MARK, self.style_of("decode")
+
+    def _cell(self, step: Step, row: int, num_rows: int, is_target_row: bool) -> Cell:
+        character = bar_character(step.duration_s * 1e3, self._top, row, num_rows)
+        if character == " ":
+            return self._empty_cell(is_target_row)
+        split = self._decode_eighths(step, num_rows) - 8 * row
+        if 0 < split < 8 and character == "█":
+            return EIGHTHS[split], self.style_of("boundary")
+        style = self.style_of("decode" if split > 0 else "prefill")
+        if is_target_row and character == "█":
+            return "╌", Style(color=self.style_of("target").color, bgcolor=style.color)
+        return character, style
+
+    def _decode_eighths(self, step: Step, num_rows: int) -> int:
+        """Height of the lower, decode part; an eighth at least where there is one."""
+        share = step.num_decode / max(1, step.num_decode + step.num_prefill)
+        height = round(8 * num_rows * share * step.duration_s * 1e3 / self._top)
+        return max(1, height) if step.num_decode else 0
+
+    def _target_row(self, num_rows: int) -> int | None:
+        if not self._target_ms or self._target_ms > self._top:
+            return None
+        return min(num_rows - 1, int(num_rows * self._target_ms / self._top))
+
+    def _empty_cell(self, is_target_row: bool) -> Cell:
+        return ("╌", self.style_of("target")) if is_target_row else (" ", self.rich_style)

@@ -1,0 +1,44 @@
+"""The keys and signs of each screen, for the help window."""
+
+from __future__ import annotations
+
+from tui.dialogs import Figures
+
+_EVERYWHERE = [
+    ("F1 F2 F3 F4", "monitor, plan, chat, bench"),
+    ("Ctrl+P", "commands by name"),
+    ("Ctrl+T", "theme: dark, light, high contrast"),
+    ("Ctrl+O", "mouse on or off; off, the terminal selects text (also --no-mouse)"),
+    ("q, Ctrl+Q", "quit"),
+]
+_KEYS = {
+    "monitor": [
+        ("Up Down", "choose a request"),
+        ("Enter", "all figures of the chosen request"),
+        ("c", "cancel the chosen request"),
+        ("e", "the figures behind the finding"),
+        ("w", "length of time that a column stands for"),
+        ("s", "start a server, when none answers"),
+    ],
+}
+_SIGNS = {
+    "monitor": [
+        ("▮ ▯ ◧", "a step, or a request, in decode, in prefill, with both"),
+        ("· ✓", "a request that waits, one that has just ended"),
+        ("█ ▒ ░", "KV cells in use, reusable (idle prefixes), free"),
+        ("╌", "the server's target for the gap between two tokens"),
+        ("~", "an estimate"),
+        ("own/token", "decode time without the time that others' prompts took"),
+    ],
+}
+
+
+def help_sections(mode: str) -> list[Figures.Section]:
+    """Keys of the screen, of everything, and what the signs mean."""
+    sections: list[Figures.Section] = []
+    if mode in _KEYS:
+        sections.append((mode, "", _KEYS[mode]))
+    sections.append(("everywhere", "", _EVERYWHERE))
+    if mode in _SIGNS:
+        sections.append(("signs", "", _SIGNS[mode]))
+    return sections

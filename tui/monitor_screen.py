@@ -1,0 +1,294 @@
+"""The first screen: prefill against decode now and over time, the last steps, requests, memory, findings.
+
+Owns the layout and which figure goes where. Reads the feed; computes nothing that history, metrics or
+findings define.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Horizontal
+from textual.widgets import Footer, Static
+
+from edgeserve.metrics import Summary
+from tui import words
+from tui.charts import DECODE_MARK, MIXED_MARK, PREFILL_MARK, StepTimeline, TimeChart
+from tui.dialogs import Figures, Question
+from tui.feed_screen import FeedScreen
+from tui.findings import Finding, findings
+from tui.history import BUCKET_S, Bucket
+from tui.lines import TwoEndedLine
+from tui.memory_panel import MemoryPanel
+from tui.messages import FeedChanged
+from tui.request_list import RequestList, Row
+from tui.snapshot import LinkState, SequenceView, ServerKind, Status
+from tui.status_texts import absent_text, link_parts, request_figures, server_parts
+
+COLUMN_CHOICES_S = (1.0, 2.0, 5.0, 10.0, 0.5)
+NARROW_COLUMNS, SHORT_ROWS = 110, 30
+
+
+class MonitorScreen(FeedScreen):
+    """Watches the application's feed."""
+
+    CSS = """
+    MonitorScreen {
+        background: $background;
+        & .panel {
+            border: round $frame;
+            border-title-color: $foreground;
+            border-subtitle-color: $quiet;
+            background: $background;
+        }
+        & .panel:focus { border: round $frame-focus; }
+        & #charts { height: 2fr; min-height: 6; }
+        & #prefill { width: 2fr; }
+        & #decode { width: 3fr; }
+        & #steps { height: 1fr; min-height: 5; max-height: 12; }
+        & #lower { height: 2fr; min-height: 6; layout: horizontal; }
+        & #requests { width: 1fr; }
+        & #memory { width: 40; }
+        & #absent { display: none; height: 1fr; content-align: center middle; text-align: center; }
+        &.-absent #body { display: none; }
+        &.-absent #absent { display: block; }
+        &.-narrow #lower { layout: vertical; }
+        &.-narrow #requests { width: 100%; height: 1fr; }
+        &.-narrow #memory { width: 100%; height: 4; }
+        &.-narrow #prefill { width: 1fr; }
+        &.-narrow #decode { width: 1fr; }
+        &.-short #charts { height: 7; }
+        &.-short #steps { height: 5; }
+        &.-short #lower { height: 1fr; }
+        &.-lost #charts, &.-lost #steps, &.-lost #lower { opacity: 50%; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "cancel_request", "cancel"),
+        Binding("e", "evidence", "evidence"),
+        Binding("w", "window", "window"),
+        Binding("s", "start_server", "start a server", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.column_s = COLUMN_CHOICES_S[0]
+        self.findings: list[Finding] = []
+
+    def compose(self) -> ComposeResult:
+        yield TwoEndedLine(id="top")
+        with Container(id="body"):
+            with Horizontal(id="charts"):
+                yield TimeChart("prefill", id="prefill", classes="panel")
+                yield TimeChart("decode", id="decode", classes="panel")
+            yield StepTimeline(id="steps", classes="panel")
+            with Container(id="lower"):
+                yield RequestList(id="requests", classes="panel")
+                yield MemoryPanel(id="memory", classes="panel")
+        yield Static(id="absent", markup=False)
+        yield TwoEndedLine(id="finding")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#requests").border_title = "requests"
+        self.query_one("#memory").border_title = "memory"
+        self.query_one(RequestList).focus()
+        self.show()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.set_class(event.size.width < NARROW_COLUMNS, "-narrow")
+        self.set_class(event.size.height < SHORT_ROWS, "-short")
+        # The charts have their new width only after the layout.
+        self.call_after_refresh(self.show)
+
+    def on_feed_changed(self, message: FeedChanged) -> None:
+        self.show()
+
+    # --- showing
+
+    def show(self) -> None:
+        """Everything as the feed has it now."""
+        feed = self.feed
+        self.query_one("#top", TwoEndedLine).show(
+            [*server_parts(feed.facts, feed.url)], link_parts(feed, feed.now())
+        )
+        is_absent = feed.latest is None
+        self.set_class(is_absent, "-absent")
+        self.set_class(not is_absent and feed.link.state is LinkState.LOST, "-lost")
+        if is_absent:
+            self.query_one("#absent", Static).update(absent_text(feed))
+            self.query_one("#finding", TwoEndedLine).show([])
+            return
+        self._show_charts()
+        self._show_steps()
+        self._show_requests()
+        self._show_memory()
+        self._show_finding()
+
+    def _show_charts(self) -> None:
+        now = self.feed.history.now(self.feed.now())
+        prefill, decode = self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart)
+        columns = self._columns(max(prefill.num_columns, decode.num_columns))
+        prefill.show(
+            [column.prefill_tokens_per_s for column in columns][-max(1, prefill.num_columns) :], self.column_s
+        )
+        decode.show(
+            [column.ms_per_token for column in columns][-max(1, decode.num_columns) :],
+            self.column_s,
+            self.target_ms,
+        )
+        speed = words.rate(now.prefill_tokens_per_s) if now.prefill_tokens else "idle"
+        prefill.border_title = f"prefill  [b $prefill]{speed}[/]"
+        prefill.border_subtitle = "tok/s"
+        decode.border_title = f"decode  [b $decode]{_decode_text(now)}[/]"
+        decode.border_subtitle = f"ms/token   {self._target_text()}"
+
+    def _columns(self, num_columns: int) -> list[Bucket]:
+        """Buckets of time up to now, on a grid that does not move with the clock."""
+        last = int(self.feed.now() // self.column_s) + 1
+        return [
+            self.feed.history.column(index * self.column_s, (index + 1) * self.column_s)
+            for index in range(last - num_columns, last)
+        ]
+
+    @property
+    def target_ms(self) -> float | None:
+        """The server's gap target where it is a number; None when automatic or not told."""
+        snapshot, facts = self.feed.latest, self.feed.facts
+        told = snapshot.itl_target_ms if snapshot else None
+        return told or (facts.itl_target_ms if facts else None) or None
+
+    def _target_text(self) -> str:
+        facts = self.feed.facts
+        if self.target_ms:
+            return f"╌ target {words.duration(self.target_ms / 1e3)}"
+        return "target automatic" if facts is not None and facts.itl_target_ms == 0 else "target not told"
+
+    def _show_steps(self) -> None:
+        timeline = self.query_one(StepTimeline)
+        history, now_s = self.feed.history, self.feed.now()
+        if self.feed.latest is not None and self.feed.latest.steps is None:
+            timeline.border_title = "steps  this server does not tell them"
+            timeline.border_subtitle = ""
+            return
+        timeline.show(list(history.steps)[-max(1, timeline.num_columns) :], self.target_ms)
+        timeline.border_title = (
+            f"steps, ms   [$decode]{DECODE_MARK}[/] decode  [$prefill]{PREFILL_MARK}[/] prefill"
+            f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}"
+        )
+        parts = [_gap_text(history.gaps(now_s))]
+        parts += [_ttft_text("cold", history.ttft(now_s, is_warm=False))]
+        parts += [_ttft_text("warm", history.ttft(now_s, is_warm=True))]
+        timeline.border_subtitle = "last minute   " + "   ".join(filter(None, parts)) if any(parts) else ""
+
+    def _share_text(self) -> str:
+        share = self.feed.history.prefill_share()
+        if share is None or self.size.width < NARROW_COLUMNS:
+            return ""
+        percent = round(100 * share)
+        return f"     model time  [$prefill]{percent} %[/] prefill  [$decode]{100 - percent} %[/] decode"
+
+    def _show_requests(self) -> None:
+        history, snapshot, facts = self.feed.history, self.feed.latest, self.feed.facts
+        assert snapshot is not None
+        rows = [Row(view, history.eta_s(view)) for view in snapshot.sequences]
+        rows += [Row(view) for view in history.just_done(self.feed.now())]
+        empty = "No request is running."
+        if facts is not None and any("/slots" in sentence for sentence in facts.unknown):
+            empty = "This server does not tell its requests."
+        panel = self.query_one(RequestList)
+        panel.show(rows, empty)
+        running = f"{len(snapshot.running)} of {snapshot.num_slots} running"
+        waiting = f", {snapshot.num_waiting:,} waiting" if snapshot.num_waiting else ""
+        panel.border_title = f"requests  {running}{waiting}"
+
+    def _show_memory(self) -> None:
+        feed = self.feed
+        note = ""
+        if feed.facts is not None and feed.facts.kind is not ServerKind.EDGESERVE:
+            note = "this server tells no cells"
+        cells = feed.latest.cells if feed.latest else None
+        self.query_one(MemoryPanel).show(cells, feed.planned, feed.real, note)
+
+    def _show_finding(self) -> None:
+        self.findings = findings(self.feed.facts, self.feed.history, self.feed.now())
+        line = self.query_one("#finding", TwoEndedLine)
+        if not self.findings:
+            unknown = self.feed.facts.unknown if self.feed.facts else ()
+            text = f"{len(unknown)} things this server does not tell" if unknown else "nothing stands out"
+            line.show([(text, "quiet")], [("[e]", "quiet")] if unknown else [])
+            return
+        first, *others = self.findings
+        label = ("finding", "stalled") if first.is_problem else ("note", "quiet")
+        more = f"  +{len(others)} more" if others else ""
+        line.show([label, ("  " + first.text, "plain")], [(f"{more}  [e] evidence", "quiet")])
+
+    # --- acting
+
+    def action_window(self) -> None:
+        """The next length of time that a column stands for."""
+        index = COLUMN_CHOICES_S.index(self.column_s)
+        self.column_s = COLUMN_CHOICES_S[(index + 1) % len(COLUMN_CHOICES_S)]
+        assert self.column_s >= BUCKET_S
+        self.notify(f"A column is {self.column_s:g} s.", timeout=2)
+        self.show()
+
+    def action_evidence(self) -> None:
+        sections: list[Figures.Section] = [
+            (finding.text, finding.remedy, finding.evidence) for finding in self.findings
+        ]
+        unknown = self.feed.facts.unknown if self.feed.facts else ()
+        if unknown:
+            sections.append(
+                ("What this server does not tell", "", [(str(i), s) for i, s in enumerate(unknown, 1)])
+            )
+        if sections:
+            self.app.push_screen(Figures("findings", sections))
+        else:
+            self.notify("Nothing stands out.", timeout=2)
+
+    def on_request_list_chosen(self, message: RequestList.Chosen) -> None:
+        self.app.push_screen(Figures("request", [request_figures(message.view)]))
+
+    def action_cancel_request(self) -> None:
+        view = self.query_one(RequestList).chosen
+        facts = self.feed.facts
+        if view is None or view.status is Status.DONE:
+            self.notify("No running request is chosen.", timeout=2)
+        elif facts is None or not facts.can_cancel:
+            self.notify("This server cannot be asked to cancel a request.", timeout=4)
+        else:
+            self._ask_to_cancel(view)
+
+    def _ask_to_cancel(self, view: SequenceView) -> None:
+        async def answered(yes: bool | None) -> None:
+            if yes:
+                self.notify(await self.feed.cancel(view.request_id), timeout=3)
+
+        state = f"It is in {view.status.value}, {view.num_output:,} tokens out."
+        if view.status is Status.WAITING:
+            state = "It waits; nothing of it has run."
+        self.app.push_screen(
+            Question(f"Cancel {words.short_id(view.request_id)}?  {state}", "cancel it"), answered
+        )
+
+
+def _decode_text(now: Bucket) -> str:
+    if now.ms_per_token is None:
+        return "idle"
+    return f"{words.per_token(now.ms_per_token)} · {words.rate(now.decode_tokens_per_s)}"
+
+
+def _gap_text(gaps: Summary) -> str:
+    if gaps.p50 is None or gaps.max is None:
+        return ""
+    parts = [("p50", gaps.p50), ("p90", gaps.p90), ("p99", gaps.p99), ("longest", gaps.max)]
+    shown = "  ".join(f"{name} {words.duration(value)}" for name, value in parts if value is not None)
+    return f"gap {shown} (n {gaps.n:,})"
+
+
+def _ttft_text(what: str, ttft: Summary) -> str:
+    return "" if ttft.p50 is None else f"ttft {what} p50 {words.duration(ttft.p50)} (n {ttft.n})"
