@@ -11,28 +11,33 @@ import difflib
 import inspect
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from edgeserve.errors import UsageError
+from edgeserve.settings.bench_flags import BenchFlag
 from edgeserve.settings.kinds import BadValueError, Choice, Switch, TextList, Value, format_value
 from edgeserve.settings.llama_server import ABSENT, ALWAYS_SO
-from edgeserve.settings.table import SETTINGS, Command, Setting, settings_of
+from edgeserve.settings.table import SETTINGS, Command, Setting, Target, settings_of
 from edgeserve.settings.values import defaults_of
 
 _ATTACHED_NUMBER = re.compile(r"-[A-Za-z]-?\d+")
 _OPTION = re.compile(r"--?[A-Za-z][\w-]*")
 
 
-def with_settings(command: Command) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Decorator: every setting of `command` as an option, in place of the function's `**typed`.
+def with_settings(
+    command: Command, *targets: Target, flags: Sequence[BenchFlag] = ()
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Decorator: every setting of `command` as an option, in place of the function's `**typed`; before them
+    the options of another table, `flags`.
 
-    Typer reads options from a function's signature, so the signature is written from the table. The function
-    gets them as keywords by field name, None for what was not typed.
+    Typer reads options from a function's signature, so the signature is written from the tables. The function
+    gets them as keywords by field name, None for what was not typed. With `targets`, only the settings that
+    fill one of these.
     """
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
@@ -42,8 +47,12 @@ def with_settings(command: Command) -> Callable[[Callable[..., int]], Callable[.
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         defaults = defaults_of(command)
-        options = [_option(setting, defaults.get(setting.field)) for setting in settings_of(command)]
-        parameters = [*own, *options]
+        options = [
+            _option(setting, defaults.get(setting.field))
+            for setting in settings_of(command)
+            if not targets or setting.target in targets
+        ]
+        parameters = [*own, *map(_bench_option, flags), *options]
         vars(function)["__signature__"] = inspect.Signature(parameters, return_annotation=int)
         function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return function
@@ -69,6 +78,20 @@ def _option(setting: Setting, default: Value) -> inspect.Parameter:
     )
 
 
+def _bench_option(flag: BenchFlag) -> inspect.Parameter:
+    info = typer.Option(
+        flag.flag if flag.metavar else f"{flag.flag}/--no-{flag.name}",
+        metavar=flag.metavar or None,
+        help=flag.about,
+        rich_help_panel=flag.group,
+        show_default=False,
+    )
+    kind: Any = bool | None if not flag.metavar else list[str] | None if flag.repeats else str | None
+    return inspect.Parameter(
+        flag.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
+    )
+
+
 def _type(setting: Setting) -> Any:
     if isinstance(setting.kind, Switch):
         return bool | None
@@ -78,6 +101,13 @@ def _type(setting: Setting) -> Any:
 def _declarations(setting: Setting) -> list[str]:
     """Typer's spelling of flags: those that switch off stand behind a slash."""
     return [*setting.flags, *(f" /{flag}" for flag in setting.off_flags)]
+
+
+class RunByDefault(TyperGroup):
+    """A group that takes what is none of its commands for the arguments of `run`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] in self.commands else ["run", *args])
 
 
 class SettingsCommand(TyperCommand):

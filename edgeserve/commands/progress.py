@@ -24,13 +24,13 @@ class ProgressLine:
 
     def __init__(
         self,
-        stream: TextIO = sys.stderr,
+        stream: TextIO | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream
-        self._redraws = can_redraw(stream, environ)
-        self._ink = ink_for(stream, environ)
+        self._stream = stream or sys.stderr
+        self._redraws = can_redraw(self._stream, environ)
+        self._ink = ink_for(self._stream, environ)
         self._clock = clock
         self._shown_s = float("-inf")
         self._is_open = False

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
+Value: TypeAlias = (
+    bool | int | float | str | tuple[str, ...] | tuple[float, ...] | tuple[tuple[str, str], ...] | None
+)
 
 _ON, _OFF = ("on", "true", "yes", "1", "enabled"), ("off", "false", "no", "0", "disabled")
 
@@ -25,7 +27,7 @@ class WholeNumber:
 
     low: int
     high: int = 2**31 - 1
-    words: Mapping[str, int | None] = field(default_factory=dict)
+    words: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     metavar: str = "N"
 
     def parse(self, text: str) -> Value:
@@ -140,7 +142,44 @@ class TextList:
         return "One text, or several between commas."
 
 
-Kind: TypeAlias = WholeNumber | Number | Switch | Choice | AnyText | TextList
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Numbers between commas or slashes, as llama.cpp takes both."""
+
+    metavar: str = "N,N"
+
+    def parse(self, text: str) -> Value:
+        try:
+            shares = tuple(float(part) for part in text.replace("/", ",").split(","))
+        except ValueError:
+            raise BadValueError("is not a list of numbers") from None
+        if not all(math.isfinite(share) and share >= 0 for share in shares) or sum(shares) == 0:
+            raise BadValueError("is no division into shares")
+        return shares
+
+    @property
+    def allowed(self) -> str:
+        return "Numbers between commas, such as 3,1."
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """NAME=VALUE, several between commas."""
+
+    metavar: str = "NAME=VALUE"
+
+    def parse(self, text: str) -> Value:
+        pairs = tuple(part.rpartition("=")[::2] for part in text.split(",") if part.strip())
+        if not pairs or not all(name and value for name, value in pairs):
+            raise BadValueError(f"is not {self.metavar}")
+        return tuple((name.strip(), value.strip()) for name, value in pairs)
+
+    @property
+    def allowed(self) -> str:
+        return f"{self.metavar}, several between commas."
+
+
+Kind: TypeAlias = WholeNumber | Number | Switch | Choice | AnyText | TextList | Shares | Pairs
 
 
 def _range(low: float, high: float, unbounded: float) -> str:
@@ -156,5 +195,5 @@ def format_value(value: Value, kind: Kind | None = None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
-        return ", ".join(value)
+        return ",".join("=".join(item) if isinstance(item, tuple) else format_value(item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)

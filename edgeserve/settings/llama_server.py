@@ -18,7 +18,7 @@ class Absent:
 
 
 _VISION = "It serves text only: images and sound are not supported."
-_PLACES = "Layers can be placed on the GPU with -ngl; finer placement is not possible yet."
+_PLACES = "Layers are placed with -ngl, -ncmoe, -ot, -ts and -dev."
 _DRAFT = "Speculative decoding is not supported."
 _ADAPTER = "Adapters are not supported: merge them into the model file."
 _ROPE = "The model file's own RoPE settings are used."
@@ -40,9 +40,9 @@ ABSENT: tuple[Absent, ...] = (
     Absent(("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image-min-tokens", "--image-max-tokens"), _VISION),
     Absent(("--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"),
            _VISION),
-    Absent(("-ot", "--override-tensor", "-ts", "--tensor-split", "-sm", "--split-mode", "-mg", "--main-gpu",
-            "-ncmoe", "--n-cpu-moe", "-dev", "--device", "--rpc"), _PLACES),
-    Absent(("-cmoe", "--cpu-moe", "--list-devices", "--no-host"), _PLACES),
+    Absent(("-cmoe", "--cpu-moe"), "--n-cpu-moe all is the same."),
+    Absent(("-sm", "--split-mode", "-mg", "--main-gpu", "--rpc", "--no-host"), _PLACES),
+    Absent(("--list-devices",), "`edgeserve doctor` lists them."),
     Absent(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"),
            "Settings are used as given; leave -c and -ngl out for careful defaults."),
     Absent(("--sleep-idle-seconds",), "The model stays loaded for as long as the server runs."),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve.errors import UsageError
-from edgeserve.settings.kinds import BadValueError, Switch, TextList, Value, format_value
+from edgeserve.settings.kinds import BadValueError, Pairs, Shares, Switch, TextList, Value, format_value
 from edgeserve.settings.table import SETTINGS, Command, Setting, env_name, settings_of
 
 COMMANDS: tuple[Command, ...] = ("serve", "chat")
@@ -244,10 +244,10 @@ class ConfigFile:
         )
 
     def _value(self, setting: Setting, raw: object, where: str) -> Value:
-        if isinstance(raw, list) and isinstance(setting.kind, TextList):
-            if not all(isinstance(item, str) for item in raw):
-                raise UsageError(f"{where}: the list must hold texts.", setting.kind.allowed)
-            return tuple(raw)
+        if isinstance(raw, list) and isinstance(setting.kind, TextList | Shares | Pairs):
+            if not all(isinstance(item, str | int | float) for item in raw):
+                raise UsageError(f"{where}: the list must hold texts or numbers.", setting.kind.allowed)
+            return parse(setting, ",".join(map(str, raw)), where)
         if isinstance(raw, bool):
             # A number given as true is a mistake, and must not be read as 1.
             return parse(setting, "on" if raw else "off", where)

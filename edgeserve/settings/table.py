@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeserve.config import CACHE_TYPES
-from edgeserve.settings.kinds import AnyText, Choice, Kind, Number, Switch, TextList, WholeNumber
+from edgeserve.settings.kinds import (
+    AnyText,
+    Choice,
+    Kind,
+    Number,
+    Pairs,
+    Shares,
+    Switch,
+    TextList,
+    WholeNumber,
+)
 
 Command = Literal["serve", "chat"]
 Target = Literal["engine", "server", "sampling", "chat", "run"]
@@ -140,6 +150,24 @@ SETTINGS: tuple[Setting, ...] = (
         "engine", "n_gpu_layers", ("-ngl", "--gpu-layers", "--n-gpu-layers"), _GPU_LAYERS,
         "layers on the GPU: a number, auto or all",
         PLACEMENT, llama_env=("LLAMA_ARG_N_GPU_LAYERS",),
+    ),
+    Setting(
+        "engine", "n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), WholeNumber(0, words={"all": 999}),
+        "layers whose experts stay on the CPU, counted from the first: a number or all",
+        PLACEMENT, llama_env=("LLAMA_ARG_N_CPU_MOE",),
+    ),
+    Setting(
+        "engine", "override_tensor", ("-ot", "--override-tensor"), Pairs("REGEX=CPU"),
+        "tensors that stay on the CPU, by patterns of their names",
+        PLACEMENT, llama_env=("LLAMA_ARG_OVERRIDE_TENSOR",),
+    ),
+    Setting(
+        "engine", "tensor_split", ("-ts", "--tensor-split"), Shares(),
+        "shares of the model for each GPU, such as 3,1", PLACEMENT, llama_env=("LLAMA_ARG_TENSOR_SPLIT",),
+    ),
+    Setting(
+        "engine", "devices", ("-dev", "--device"), TextList("NAME"),
+        "devices to use, by ggml's names; none for none", PLACEMENT, llama_env=("LLAMA_ARG_DEVICE",),
     ),
     Setting(
         "engine", "offload_kqv", ("-kvo", "--kv-offload"), Switch(), "keep the KV cache on the GPU",

@@ -30,7 +30,7 @@ def defaults_of(command: Command) -> dict[str, Value]:
     for config in (EngineConfig, ServerConfig, SamplingParams):
         for field in fields(config):
             if field.default is not MISSING:
-                # An empty text or list is how these classes say "none".
+                # An empty text or list is how these classes say that there is none.
                 found[field.name] = field.default or None if field.default in ("", ()) else field.default
     return found | (_CHAT_DEFAULTS if command == "chat" else {})
 
