@@ -35,12 +35,18 @@ def _monitor() -> Screen[None]:
     return MonitorScreen()
 
 
+def _chat() -> Screen[None]:
+    from tui.chat_screen import ChatScreen
+
+    return ChatScreen()
+
+
 class EdgeserveApp(App[None]):
     """One feed, four screens."""
 
     TITLE = "edgeserve"
     # Functions, so that a screen's imports wait until somebody wants it.
-    MODES: ClassVar[dict[str, str | Callable[[], Screen[None]]]] = {"monitor": _monitor}
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[None]]]] = {"monitor": _monitor, "chat": _chat}
     DEFAULT_MODE = "monitor"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -62,6 +62,8 @@ class MonitorScreen(FeedScreen):
         &.-narrow #decode { width: 1fr; }
         &.-short #charts { height: 7; }
         &.-short #steps { height: 5; }
+        &.-narrow.-short #charts { height: 6; }
+        &.-narrow.-short #memory { height: 2; border: none; }
         &.-short #lower { height: 1fr; }
         &.-lost #charts, &.-lost #steps, &.-lost #lower { opacity: 50%; }
     }
@@ -179,10 +181,12 @@ class MonitorScreen(FeedScreen):
             f"steps, ms   [$decode]{DECODE_MARK}[/] decode  [$prefill]{PREFILL_MARK}[/] prefill"
             f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}"
         )
-        parts = [_gap_text(history.gaps(now_s))]
-        parts += [_ttft_text("cold", history.ttft(now_s, is_warm=False))]
-        parts += [_ttft_text("warm", history.ttft(now_s, is_warm=True))]
-        timeline.border_subtitle = "last minute   " + "   ".join(filter(None, parts)) if any(parts) else ""
+        is_narrow = self.size.width < NARROW_COLUMNS
+        cold, warm = history.ttft(now_s, is_warm=False), history.ttft(now_s, is_warm=True)
+        parts = [_gap_text(history.gaps(now_s), is_short=is_narrow)]
+        parts += [_ttft_text("cold", cold, is_short=is_narrow), _ttft_text("warm", warm, is_short=is_narrow)]
+        told = "   ".join(filter(None, parts))
+        timeline.border_subtitle = told if is_narrow or not told else f"last minute   {told}"
 
     def _share_text(self) -> str:
         share = self.feed.history.prefill_share()
@@ -282,13 +286,18 @@ def _decode_text(now: Bucket) -> str:
     return f"{words.per_token(now.ms_per_token)} · {words.rate(now.decode_tokens_per_s)}"
 
 
-def _gap_text(gaps: Summary) -> str:
+def _gap_text(gaps: Summary, *, is_short: bool) -> str:
+    """Percentiles with their count; the short form keeps the middle and the end."""
     if gaps.p50 is None or gaps.max is None:
         return ""
     parts = [("p50", gaps.p50), ("p90", gaps.p90), ("p99", gaps.p99), ("longest", gaps.max)]
+    if is_short:
+        parts = [("p50", gaps.p50), ("p99", gaps.p99) if gaps.p99 is not None else ("longest", gaps.max)]
     shown = "  ".join(f"{name} {words.duration(value)}" for name, value in parts if value is not None)
     return f"gap {shown} (n {gaps.n:,})"
 
 
-def _ttft_text(what: str, ttft: Summary) -> str:
-    return "" if ttft.p50 is None else f"ttft {what} p50 {words.duration(ttft.p50)} (n {ttft.n})"
+def _ttft_text(what: str, ttft: Summary, *, is_short: bool) -> str:
+    if ttft.p50 is None:
+        return ""
+    return f"ttft {what} {'' if is_short else 'p50 '}{words.duration(ttft.p50)} (n {ttft.n})"

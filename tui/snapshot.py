@@ -140,6 +140,7 @@ class ServerFacts:
     num_slots: int | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
     itl_target_ms: float | None = None
+    request_defaults: Mapping[str, Any] = field(default_factory=dict)
     build: str = ""
     unknown: tuple[str, ...] = ()
 

@@ -108,6 +108,7 @@ def _edgeserve_facts(url: str, props: Mapping[str, Any], meta: tuple[str, Mappin
         num_slots=engine["n_seq_max"],
         engine=engine,
         itl_target_ms=engine.get("itl_target_ms"),
+        request_defaults=_defaults(props),
         build=str(props.get("build_info", "")),
     )
 
@@ -124,8 +125,16 @@ def _polled_facts(url: str, props: Mapping[str, Any], meta: tuple[str, Mapping[s
         n_ctx_seq=n_ctx_seq or meta[1].get("n_ctx"),
         n_ctx_train=meta[1].get("n_ctx_train"),
         num_slots=num_slots,
+        request_defaults=_defaults(props),
         build=str(props.get("build_info", "")),
     )
+
+
+def _defaults(props: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a request gets that names no sampling settings."""
+    settings = props.get("default_generation_settings")
+    params = settings.get("params") if isinstance(settings, dict) else None
+    return params if isinstance(params, dict) else {}
 
 
 async def _stream(client: Client, facts: ServerFacts) -> AsyncGenerator[Update, None]:
