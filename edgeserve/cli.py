@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeserve.cli_options import SettingsCommand, with_settings
+from edgeserve.cli_options import RunByDefault, SettingsCommand, with_settings
 from edgeserve.errors import EdgeserveError
+from edgeserve.settings.bench_flags import BENCH_FLAGS
 
 if TYPE_CHECKING:
     from edgeserve.settings.sources import Settings
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+bench_app = typer.Typer(cls=RunByDefault, help="Measure a server, or compare two results.")
 models_app = typer.Typer()
 key_app = typer.Typer(help="Make API keys.", no_args_is_help=True)
 service_app = typer.Typer(help="Run the server as a service of this system.", no_args_is_help=True)
@@ -75,7 +77,7 @@ def chat(
     as_json: Json = False,
     **typed: Typed,
 ) -> int:
-    """Talk to a model in the terminal, or answer one message (-p, or text on standard input)."""
+    """Talk to a model in the terminal, or answer one message."""
     from edgeserve.commands import chat as command
     from edgeserve.commands.given import read_settings
 
@@ -110,6 +112,16 @@ def _print_config(settings: Settings, as_json: bool) -> int:
     return 0
 
 
+@app.command(cls=SettingsCommand)
+@with_settings("serve", "run", "engine")
+def tune(reference: Model = None, config: ConfigFile = None, as_json: Json = False, **typed: Typed) -> int:
+    """Measure which settings are fastest for a model on this machine, and keep them for later starts."""
+    from edgeserve.commands import tune as command
+    from edgeserve.commands.given import read_settings
+
+    return command.run(read_settings("serve", reference, typed, config), as_json=as_json)
+
+
 @app.command()
 def doctor(
     reference: Annotated[
@@ -117,12 +129,52 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Say what this installation and this machine can do, and what is in the way."""
+    """Say what this machine can do, and what is in the way."""
     from edgeserve.commands import doctor as command
 
     return command.run(reference, as_json=as_json)
 
 
+@app.command()
+def devices(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help='Such as "MacBook Air M2 16 GB" or rtx4060.')
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Show the machines known by name, or one of them."""
+    from edgeserve.commands import devices as command
+
+    return command.run(name, as_json=as_json)
+
+
+@bench_app.command("run", cls=SettingsCommand)
+@with_settings("serve", "run", "engine", flags=BENCH_FLAGS)
+def bench_run(
+    reference: Model = None, config: ConfigFile = None, as_json: Json = False, **typed: Typed
+) -> int:
+    """Measure any OpenAI-compatible server, or one that is started for the run with the options of `serve`.
+
+    `edgeserve bench compare A.json B.json` puts two results side by side.
+    """
+    from edgeserve.commands import bench as command
+
+    return command.run(reference, typed, config, as_json=as_json)
+
+
+@bench_app.command("compare")
+def bench_compare(
+    first: Annotated[Path, typer.Argument(metavar="A.json")],
+    second: Annotated[Path, typer.Argument(metavar="B.json")],
+    as_json: Json = False,
+) -> int:
+    """Ratios of two results, and which of them stand out from the noise."""
+    from edgeserve.commands import bench as command
+
+    return command.run_compare(first, second, as_json=as_json)
+
+
+app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
 app.add_typer(key_app, name="key")
 app.add_typer(service_app, name="service")

@@ -62,3 +62,8 @@ def _device(handle: int) -> GgmlDevice:
     size_p = ctypes.POINTER(ctypes.c_size_t)
     ggml_function("ggml_backend_dev_memory", None, ctypes.c_void_p, size_p, size_p)(handle, free, total)
     return GgmlDevice(text[0].decode(), text[1].decode(), _DEVICE_TYPES[kind], free.value, total.value)
+
+
+def cpu_name() -> str:
+    """The CPU as ggml describes it, such as "AMD EPYC"; "" where the build lists none."""
+    return next((device.description for device in devices() if device.type == "cpu"), "")
