@@ -5,6 +5,7 @@ terminals or the runtime; each front end renders the same error its own way, wit
 
     EdgeserveError                 exit 1
     ├── UsageError                 exit 2   settings that contradict each other or are out of range
+    │   └── TimelineError                   times that cannot be one request's (metrics.py)
     ├── ModelError                 exit 3   the model cannot be found, fetched or loaded
     │   ├── ModelNotFoundError
     │   ├── DownloadError
@@ -22,7 +23,9 @@ terminals or the runtime; each front end renders the same error its own way, wit
         ├── QueueFullError         429      carries retry_after_s
         ├── RequestTimeoutError    504      waited longer than it was allowed to
         ├── UnavailableError       503      loading, draining or stopped
-        └── EngineError            500      a decode failed; this request's cells were freed
+        ├── EngineError            500      a decode failed; this request's cells were freed
+        ├── RemoteError                     what another server answered, with its status (stream_events.py)
+        └── StreamBrokenError               its stream ended before the answer did (stream_events.py)
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ def figures_of(run: Run, slo: SLO) -> RunFigures:
         "decode": _decode,
         "stall": _stall,
         "turns": _turns,
+        "probe": _probe,
     }
     if run.kind not in special:
         return general
@@ -111,4 +112,25 @@ def _turns(run: Run) -> tuple[Figures, Sequence[str]]:
         if prompt
         else None,
     }
+    return figures, []
+
+
+def _probe(run: Run) -> tuple[Figures, Sequence[str]]:
+    """What a short request waits on the idle server, and while B's prompt is computed."""
+    probes, intruder = _labelled(run, "probe"), _labelled(run, "B")
+    figures: dict[str, float | None] = {"b_ttft_s": median_of(line.ttft_s for line in timelines(intruder))}
+    b_first_s = _first_token_s(intruder)
+    if b_first_s is None:
+        return figures, ["B had no first token; what it does to others could not be measured."]
+    alone = [record for record in probes if record.end_s <= intruder[0].sent_s]
+    during = [record for record in probes if intruder[0].sent_s <= record.arrival_s < b_first_s]
+    for name, records in (("alone", alone), ("during", during)):
+        found = metrics.summarize(line.ttft_s for line in timelines(records))
+        figures |= {
+            f"probes_{name}": float(len(records)),
+            f"probe_{name}_p50_s": found.p50,
+            f"probe_{name}_max_s": found.max,
+        }
+    if not during:
+        return figures, ["No probe fell into B's prefill: give B a longer prompt or raise the probe rate."]
     return figures, []

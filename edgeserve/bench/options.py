@@ -22,6 +22,7 @@ class Scenario(StrEnum):
     SWEEP = "sweep"  # open loop, rates sought until the objective is missed
     CLOSED = "closed"  # a fixed number of clients, each waiting for its answer
     TRACE = "trace"  # open loop, arrivals and lengths from a file
+    PROBE = "probe"  # one-token requests at a steady rate, a long cold prompt among them
 
 
 # Prompt and output lengths when none are given. Load and sweep mix lengths as chats do.
@@ -34,6 +35,7 @@ DEFAULT_LENGTHS: Mapping[Scenario, tuple[str, str]] = {
     Scenario.SWEEP: ("lognormal:256:0.5", "lognormal:64:0.4"),
     Scenario.CLOSED: ("256", "64"),
     Scenario.TRACE: ("256", "64"),
+    Scenario.PROBE: ("16", "1"),
 }
 
 
@@ -58,6 +60,7 @@ class BenchOptions:
     streams: tuple[int, ...] = (1, 4)
     depths: tuple[int, ...] = (64, 512, 2048)
     stall_prompt_tokens: int = 2048
+    probe_rate_per_s: float = 4.0
     num_turns: int = 6
     rates_per_s: tuple[float, ...] = (1.0,)
     arrivals: Arrivals = Arrivals.POISSON
@@ -79,7 +82,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         self._check_positive("duration_s", "timeout_s", "burstiness", "stall_prompt_tokens", "num_turns")
-        self._check_positive("repeats", "num_requests")
+        self._check_positive("repeats", "num_requests", "probe_rate_per_s")
         for name in ("streams", "depths", "rates_per_s", "concurrency"):
             values = getattr(self, name)
             if not values or not all(value > 0 and math.isfinite(value) for value in values):

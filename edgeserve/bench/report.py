@@ -17,7 +17,7 @@ from edgeserve.bench.results import BenchResult, request_lines, summary_json
 from edgeserve.bench.tables import Table, bucket_table, case_tables, turn_table
 from edgeserve.bench.text_plot import text_chart, text_timeline
 from edgeserve.errors import UsageError
-from edgeserve.ink import printable, significant
+from edgeserve.ink import format_ms, printable, significant
 
 # A terminal shows the most telling ones; the files have all.
 MAX_TEXT_CURVES = 2
@@ -72,11 +72,18 @@ def comparison_text(comparison: Comparison) -> str:
     for row in comparison.rows:
         within = row.ratio.is_within_noise
         verdict = "too few repeats to tell" if within is None else "within noise" if within else "differs"
-        figures = (significant(row.a.median), significant(row.b.median))
+        figures = (_figure_text(row.figure, row.a.median), _figure_text(row.figure, row.b.median))
         rows.append((row.case, row.figure, *figures, row.ratio.text, verdict))
     table = Table("second over first", ("case", "figure", "first", "second", "ratio", ""), tuple(rows))
     notes = "".join(f"\nnote  {warning}" for warning in comparison.warnings)
     return printable(text_table(table)) + notes + "\n"
+
+
+def _figure_text(name: str, value: float) -> str:
+    """By the unit at the end of a figure's name."""
+    if name.endswith(("_per_s", "tok_s")):
+        return f"{significant(value)}/s"
+    return format_ms(value) if name.endswith("_s") else f"{value:.3g}"
 
 
 def text_table(table: Table) -> str:

@@ -209,7 +209,7 @@ class Runner:
                 at_s = request.at_s or 0.0
                 if at_s >= measured_until_s and all(task.done() for task in measured):
                     break
-                await self._until(at_s)
+                await self.until(at_s)
                 is_measured = at_s < measured_until_s
                 (measured if is_measured else others).append(asyncio.create_task(self.send(request)))
                 self.is_cut_short = is_hopeless(self)
@@ -241,8 +241,9 @@ class Runner:
         finally:
             await _drop(workers)
 
-    async def _until(self, at_s: float) -> None:
-        """Event loops wake up to a millisecond late: the last stretch is spent looking at the clock."""
+    async def until(self, at_s: float) -> None:
+        """Wait for an instant of the run. Event loops wake up to a millisecond late: the last stretch is
+        spent looking at the clock."""
         await asyncio.sleep(max(0.0, at_s - self.now_s() - SPIN_S))
         while self.now_s() < at_s:
             await asyncio.sleep(0)

@@ -23,6 +23,8 @@ from edgeserve.metrics import SLO
 
 # Stream A has settled by then.
 STALL_AFTER_CHUNKS = 20
+# What a probe takes on the idle server, before the long prompt comes.
+NUM_PROBES_ALONE = 8
 # Load goes on after the measured window, so that its last requests do not end in an emptying system.
 TAIL_SHARE = 2.0
 # A point of a sweep decides over the next one: a handful of requests would decide by chance.
@@ -59,6 +61,7 @@ def cases_of(options: BenchOptions) -> list[Case]:
         Scenario.SWEEP: lambda o: [],
         Scenario.CLOSED: lambda o: [closed(o, n) for n in o.concurrency],
         Scenario.TRACE: lambda o: [trace(o)],
+        Scenario.PROBE: lambda o: [probe(o)],
     }
     return builders[options.scenario](options)
 
@@ -138,6 +141,38 @@ async def _intrude(runner: Runner, streams: Sequence[Request], intruder: Request
 
 async def _all(tasks: Sequence[asyncio.Task[Record]]) -> None:
     await asyncio.wait(tasks)
+
+
+def probe(options: BenchOptions) -> Case:
+    """Short requests at a steady rate: some alone, then for as long as B's prompt is computed."""
+    gap_s = 1 / options.probe_rate_per_s
+
+    async def send(lane: Lane, maker: PromptMaker) -> None:
+        rng = random.Random(f"{options.seed}-lengths")
+        (intruder,) = lane.requests(maker, [Planned(-1, options.stall_prompt_tokens, 8, label="B")])
+        runner = lane.start(label)
+
+        def at(index: int) -> Request:
+            lengths = (options.prompt_lengths.draw(rng), options.output_lengths.draw(rng))
+            (request,) = lane.requests(maker, [Planned(index, *lengths, index * gap_s, label="probe")])
+            return request
+
+        async with asyncio.TaskGroup() as group:
+            for index in range(NUM_PROBES_ALONE):
+                await _send_at(runner, at(index), group)
+            long_prompt = group.create_task(runner.send(intruder))
+            index = NUM_PROBES_ALONE
+            while not long_prompt.done():
+                await _send_at(runner, at(index), group)
+                index += 1
+
+    label = f"probe, {options.probe_rate_per_s:.3g}/s beside a {options.stall_prompt_tokens:,}-token prompt"
+    return Case(label, "probe", "script", send, needed_tokens=options.stall_prompt_tokens + 8)
+
+
+async def _send_at(runner: Runner, request: Request, group: asyncio.TaskGroup) -> None:
+    await runner.until(request.at_s or 0.0)
+    group.create_task(runner.send(request))
 
 
 def turns(options: BenchOptions) -> Case:

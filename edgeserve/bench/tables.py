@@ -90,6 +90,14 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("B's ttft", "b_ttft_s", format_ms),
         Column("B alone", "b_alone_ttft_s", format_ms),
     ),
+    "probe": (
+        Column("alone p50", "probe_alone_p50_s", format_ms),
+        Column("max", "probe_alone_max_s", format_ms),
+        Column("beside B p50", "probe_during_p50_s", format_ms),
+        Column("max", "probe_during_max_s", format_ms),
+        Column("probes", "probes_during", count),
+        Column("B's ttft", "b_ttft_s", format_ms),
+    ),
     "turns": (
         Column("first ttft", "first_ttft_s", format_ms),
         Column("later p50", "later_ttft_p50_s", format_ms),

@@ -1,0 +1,82 @@
+"""Every option of `edgeserve bench` that says what to measure: its flag, its words, where help lists it.
+
+Owns the table only; bench/read_options.py turns what was typed into BenchOptions, whose defaults these are.
+The options of a server that is started for the run are those of `edgeserve serve` (table.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TARGET, WORK, LOAD = "What is measured", "The work", "Its arrival"
+RUNS, JUDGEMENT, RESULT = "Runs", "Judgement", "Result"
+
+SCENARIOS = "decode, depth, stall, turns, load (or poisson), sweep, closed, trace, probe"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchFlag:
+    """One option. `metavar` "" marks a switch; `repeats` an option that may be given several times."""
+
+    field: str
+    name: str
+    metavar: str
+    about: str
+    group: str
+    repeats: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+
+BENCH_FLAGS: tuple[BenchFlag, ...] = (
+    BenchFlag("url", "url", "URL", "a server that runs already; without it one is started", TARGET),
+    BenchFlag("vs", "vs", "URL", "a second server, measured in turns with the first (A B A B)", TARGET),
+    BenchFlag("api_key", "api-key", "KEY", "key for --url", TARGET),
+    BenchFlag("vs_api_key", "vs-api-key", "KEY", "key for --vs, when it is another one", TARGET),
+    BenchFlag("scenario", "scenario", "A,B", f"one or several of {SCENARIOS} [decode,stall,turns]", TARGET),
+    BenchFlag("prompt", "prompt", "LENGTH", "tokens of a prompt: 512, 128-1024 or lognormal:512:0.6", WORK),
+    BenchFlag("output_tokens", "output-tokens", "LENGTH", "tokens of an answer, likewise", WORK),
+    BenchFlag(
+        "shared_prefix", "shared-prefix", "N", "tokens that all prompts begin with; sent beforehand", WORK
+    ),
+    BenchFlag("streams", "streams", "N,N", "decode, stall: answers at once [1,4]", WORK),
+    BenchFlag("depths", "depths", "N,N", "depth: prompt lengths [64,512,2048]", WORK),
+    BenchFlag("stall_prompt", "stall-prompt", "N", "stall, probe: tokens of the long prompt [2048]", WORK),
+    BenchFlag("turns", "turns", "N", "turns: questions of the chat [6]", WORK),
+    BenchFlag("ignore_eos", "ignore-eos", "", "ask for answers of exactly the length [on]", WORK),
+    BenchFlag("param", "param", "NAME=JSON", "a further field of every request", WORK, repeats=True),
+    BenchFlag("rate", "rate", "X,X", "load: requests per second; sweep: the first rate [1]", LOAD),
+    BenchFlag("arrivals", "arrivals", "KIND", "load, sweep: poisson, constant or gamma [poisson]", LOAD),
+    BenchFlag("burstiness", "burstiness", "X", "gamma: 1 is Poisson, less comes in bursts [1]", LOAD),
+    BenchFlag("duration", "duration", "S", "load, sweep: measured seconds [30]", LOAD),
+    BenchFlag("warmup", "warmup", "S", "load, sweep: seconds of load before that [5]", LOAD),
+    BenchFlag("concurrency", "concurrency", "N,N", "closed: clients [1,2,4,8]", LOAD),
+    BenchFlag("requests", "requests", "N", "closed: requests in all [32]", LOAD),
+    BenchFlag(
+        "trace", "trace", "FILE", "trace: one JSON object a line with at_s, prompt_tokens, max_tokens", LOAD
+    ),
+    BenchFlag("probe_rate", "probe-rate", "X", "probe: short requests per second [4]", LOAD),
+    BenchFlag("repeats", "repeats", "N", "runs of each case [3]", RUNS),
+    BenchFlag("pause", "pause", "S", "seconds between runs [0.5]", RUNS),
+    BenchFlag("timeout", "timeout", "S", "seconds after which a request has failed [600]", RUNS),
+    BenchFlag("seed", "seed", "N", "draws lengths, words and arrivals [0]", RUNS),
+    BenchFlag(
+        "slo",
+        "slo",
+        "BOUNDS",
+        "what a good request keeps: chat, agent, or bounds such as ttft=2s,tpot=100ms [chat]",
+        JUDGEMENT,
+    ),
+    BenchFlag("attainment", "attainment", "SHARE", "share of good requests that is enough [0.9]", JUDGEMENT),
+    BenchFlag(
+        "fail_if",
+        "fail-if",
+        "CONDITION",
+        "exit with 5 when it holds, such as 'ttft_p95>2s'",
+        JUDGEMENT,
+        repeats=True,
+    ),
+    BenchFlag("out", "out", "DIR", "write summary.json, requests.jsonl, report.md and plots there", RESULT),
+)
