@@ -332,6 +332,18 @@ def test_a_model_is_found_pulled_and_removed(
     assert not here.exists() and model_path.exists()
 
 
+def test_a_device_is_shown_by_the_name_that_people_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "MacBook Air M2 16 GB"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^bandwidth +100 GB/s$", text, re.MULTILINE)
+    assert main(["devices", "MacBook Air M2 16 GB", "--json"]) == 0
+    choice = json.loads(capsys.readouterr().out)
+    assert (choice["profile"]["key"], choice["memory_gib"]) == ("m2-8", 16)
+    assert main(["devices"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 100
+    assert main(["devices", "zzz 9000"]) == 2
+
+
 # --- with the model ----------------------------------------------------------------------------------------
 
 
