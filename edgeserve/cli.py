@@ -148,6 +148,30 @@ def devices(
     return command.run(name, as_json=as_json)
 
 
+@app.command()
+def tui(
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="The server to look at [http://127.0.0.1:8080]."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Its key.")] = None,
+    no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
+    screen: Annotated[
+        str, typer.Option("--screen", metavar="NAME", help="Which screen to write.")
+    ] = "monitor",
+    screenshot: Annotated[
+        Path | None, typer.Option("--screenshot", metavar="FILE", help="Write the screen as SVG, and leave.")
+    ] = None,
+    size: Annotated[
+        str, typer.Option("--size", metavar="COLUMNSxROWS", help="Size of the screenshot.")
+    ] = "100x30",
+) -> int:
+    """Watch a server: requests, speeds, memory; chat and measure."""
+    from edgeserve.commands import tui as command
+
+    return command.run(url, api_key, no_mouse=no_mouse, screen=screen, screenshot=screenshot, size=size)
+
+
 @bench_app.command("run", cls=SettingsCommand)
 @with_settings("serve", "run", "engine", flags=BENCH_FLAGS)
 def bench_run(
