@@ -80,7 +80,7 @@ def _option(setting: Setting, default: Value) -> inspect.Parameter:
 
 def _bench_option(flag: BenchFlag) -> inspect.Parameter:
     info = typer.Option(
-        flag.flag if flag.metavar else f"{flag.flag}/--no-{flag.name}",
+        *flag.flags,
         metavar=flag.metavar or None,
         help=flag.about,
         rich_help_panel=flag.group,

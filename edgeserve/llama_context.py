@@ -116,6 +116,10 @@ class Context:
             self._library.llama_set_warmup(self.handle, False)
         return code
 
+    def synchronize(self) -> None:
+        """Wait for the last step: on a GPU, decode returns before it is done."""
+        self._library.llama_synchronize(self.handle)
+
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row that asked for them, shape (n_vocab,): a view, valid until the next decode."""
         pointer = self._logits_ith(self.handle, row)

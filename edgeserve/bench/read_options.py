@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from edgeserve.bench.engine_rows import EnginePoints
 from edgeserve.bench.options import BenchOptions, Scenario
 from edgeserve.bench.thresholds import Condition
 from edgeserve.bench.workload import Arrivals, Lengths
@@ -41,6 +42,16 @@ def read_options(typed: Typed, url: str, api_key: str | None, model: str | None)
         BenchOptions(url, scenario, api_key=api_key, model=model, **given)
         for scenario in scenarios(_text(typed.get("scenario")) or DEFAULT_SCENARIOS)
     )
+
+
+def read_points(typed: Typed) -> EnginePoints:
+    """What --engine measures. Raises UsageError."""
+    given = {
+        field: read(typed[name])
+        for name, (field, read) in _POINT_READERS.items()
+        if typed.get(name) not in (None, "")
+    }
+    return EnginePoints(**given)
 
 
 def scenarios(text: str) -> list[Scenario]:
@@ -160,3 +171,13 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "fail_if": ("fail_if", tuple),
 }
 """Option -> field of BenchOptions, and how its text is read."""
+
+_POINT_READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "npp": ("npp", _several(_whole)),
+    "ntg": ("ntg", _several(_whole)),
+    "npl": ("npl", _several(_whole)),
+    "pps": ("is_shared", bool),
+    "repeats": ("repeats", _whole),
+    "seed": ("seed", _whole),
+}
+"""Likewise, for EnginePoints."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,14 +19,17 @@ from edgeserve.bench.options import BenchOptions
 from edgeserve.bench.results import BenchResult, summary_json
 from edgeserve.bench.session import ProgressLine, run_bench
 from edgeserve.bench.thresholds import Condition, check_thresholds
+from edgeserve.commands import engine_bench
 from edgeserve.commands.child_server import ChildServer, ServeCommand
 from edgeserve.commands.given import read_settings
 from edgeserve.commands.model_file import find, reference_of
 from edgeserve.errors import UsageError
+from edgeserve.settings.bench_flags import BENCH_FLAGS
 
 EXIT_INTERRUPTED = 130
 SET_SCHEMA = "edgeserve-bench-set/1"
 _KEY_ENV = "EDGESERVE_API_KEY"
+_ENGINE_ONLY = frozenset({"npp", "ntg", "npl", "pps"})
 
 Typed = Mapping[str, bool | str | list[str] | None]
 
@@ -34,8 +37,11 @@ Typed = Mapping[str, bool | str | list[str] | None]
 def run(reference: str | None, typed: Typed, config: Path | None, *, as_json: bool) -> int:
     """The exit code. Raises UsageError before anything starts, and what finding or reaching a server
     raises."""
+    if typed.get("engine"):
+        return _engine_alone(reference, typed, config, as_json=as_json)
+    _refuse(typed, _ENGINE_ONLY, "an option of --engine.")
     url = typed.get("url")
-    out = Path(str(typed["out"])) if typed.get("out") else None
+    out = _out(typed)
     key = str(typed.get("api_key") or os.environ.get(_KEY_ENV) or "") or None
     if isinstance(url, str):
         model = str(reference or typed.get("model") or "") or None
@@ -52,6 +58,25 @@ def run(reference: str | None, typed: Typed, config: Path | None, *, as_json: bo
             for options in planned
         )
         return _measure(planned, out, as_json=as_json)
+
+
+def _engine_alone(reference: str | None, typed: Typed, config: Path | None, *, as_json: bool) -> int:
+    others = {flag.field for flag in BENCH_FLAGS} - _ENGINE_ONLY - {"engine", "repeats", "seed", "out"}
+    _refuse(typed, others, "not possible with --engine, which has no requests.")
+    points = read_options.read_points(typed)
+    settings = read_settings("serve", reference, typed, config)
+    command = ServeCommand(reference, typed, config, is_verbose=settings["verbose"] is True)
+    return engine_bench.run(command, points, _out(typed), as_json=as_json)
+
+
+def _refuse(typed: Typed, fields: Collection[str], why: str) -> None:
+    names = [flag.name for flag in BENCH_FLAGS if flag.field in fields and typed.get(flag.field)]
+    if names:
+        raise UsageError(f"--{', --'.join(names)}: {why}", "--help shows what goes together.")
+
+
+def _out(typed: Typed) -> Path | None:
+    return Path(str(typed["out"])) if typed.get("out") else None
 
 
 def _refuse_engine_settings(reference: str | None, typed: Typed, config: Path | None) -> None:

@@ -1,32 +1,27 @@
 """A server for one benchmark, in a process of its own: a client that shares its threads would measure itself.
 
-Owns the child's start, what it tells (its address, or why it did not start) and its end, which comes with the
-parent's, however that ends. `python -m edgeserve.commands.child_server` is the child: it reads what was typed
-from standard input, so that it takes its settings from flags, environment and file as `edgeserve serve` does.
+Owns what is asked of the child and what it tells. `python -m edgeserve.commands.child_server` is the child:
+it is told what was typed, so that it takes its settings from flags, environment and file as `edgeserve
+serve` does.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self
 
+from edgeserve.commands.child import Child, answer_parent
 from edgeserve.errors import EdgeserveError
 
 if TYPE_CHECKING:
     from edgeserve.engine.async_engine import AsyncEngine
+    from edgeserve.settings.sources import Settings
 
 _HOST = "127.0.0.1"
-_END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +32,18 @@ class ServeCommand:
     typed: Mapping[str, bool | str | list[str] | None]
     config: Path | None = None
     is_verbose: bool = False
+
+    def request(self, **more: Any) -> dict[str, Any]:
+        config = str(self.config) if self.config else None
+        return {"reference": self.reference, "typed": dict(self.typed), "config": config, **more}
+
+
+def settings_of(request: Mapping[str, Any]) -> Settings:
+    """The child's settings, from what `ServeCommand.request` made."""
+    from edgeserve.commands.given import read_settings
+
+    config = Path(request["config"]) if request["config"] else None
+    return read_settings("serve", request["reference"], request["typed"], config)
 
 
 class ChildServer:
@@ -49,105 +56,38 @@ class ChildServer:
         self.key = secrets.token_urlsafe(32)
         self.url = ""
         self.notes: tuple[str, ...] = ()
-        self._command = command
-        self._process: subprocess.Popen[str] | None = None
+        request = command.request(key=self.key)
+        self._child = Child("edgeserve.commands.child_server", request, is_verbose=command.is_verbose)
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "edgeserve.commands.child_server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if self._command.is_verbose else subprocess.DEVNULL,
-            text=True,
-            # A Ctrl-C is for the benchmark, which wants to report: it must not reach the server as well.
-            start_new_session=True,
-        )
+        self._child.__enter__()
         try:
-            self._read(self._ask(self._process))
+            self._wait()
         except BaseException:
-            self._end()
+            self._child.__exit__(None, None, None)
             raise
         return self
+
+    def _wait(self) -> None:
+        answer = next(self._child.answers(), None)
+        if answer is None:
+            raise EdgeserveError("The server ended before it was ready.", "-v shows what it says.")
+        self.url, self.notes = answer["url"], tuple(answer["notes"])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-
-    def _ask(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        request = {
-            "reference": self._command.reference,
-            "typed": dict(self._command.typed),
-            "config": str(self._command.config) if self._command.config else None,
-            "key": self.key,
-        }
-        print(json.dumps(request), file=process.stdin, flush=True)
-        answer = process.stdout.readline()
-        if not answer:
-            code = process.wait()
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise EdgeserveError(
-                f"The server {how} before it was ready.",
-                "`edgeserve serve` with the same options shows more.",
-            )
-        found = json.loads(answer)
-        assert isinstance(found, dict)
-        return found
-
-    def _read(self, answer: Mapping[str, Any]) -> None:
-        if "error" in answer:
-            failure = EdgeserveError(answer["error"], answer["hint"])
-            failure.exit_code = answer["exit_code"]
-            raise failure
-        self.url, self.notes = answer["url"], tuple(answer["notes"])
-
-    def _end(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self._child.__exit__(kind, error, trace)
 
 
-# --- the child ---------------------------------------------------------------------------------------------
-
-
-def main() -> int:
-    """Serve until standard input ends."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed must not get between
-    request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        _serve(request, answers)
-    except EdgeserveError as error:
-        failure = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        print(json.dumps(failure), file=answers, flush=True)
-        return error.exit_code
-    return 0
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _serve(request: Mapping[str, Any], answers: TextIO) -> None:
+def serve(request: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> None:
+    """The child's work: serve until a signal."""
     from edgeserve.commands.engine_start import make_engine
-    from edgeserve.commands.given import read_settings
     from edgeserve.commands.model_file import find
     from edgeserve.server.run import run_server
     from edgeserve.settings.values import server_config
 
-    config_file = Path(request["config"]) if request["config"] else None
-    settings = read_settings("serve", request["reference"], request["typed"], config_file)
+    settings = settings_of(request)
     config = replace(server_config(settings), host=_HOST, port=0, api_keys=(request["key"],))
     notes: list[str] = []
 
@@ -156,11 +96,8 @@ def _serve(request: Mapping[str, Any], answers: TextIO) -> None:
         notes.extend(started.notes)
         return started.engine
 
-    def tell(url: str) -> None:
-        print(json.dumps({"url": url, "notes": notes}), file=answers, flush=True)
-
-    run_server(config, load, on_ready=tell)
+    run_server(config, load, on_ready=lambda url: tell({"url": url, "notes": notes}))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(answer_parent(serve))

@@ -47,8 +47,26 @@ class Started:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model placed as asked for, and the settings for its context."""
+
+    model: Model
+    config: EngineConfig
+    offload: Offload
+    notes: tuple[str, ...]
+
+
 def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Started:
     """Load the model and make its context. Raises ModelError, OutOfMemoryError or UsageError."""
+    loaded = load_model(settings, path, on_progress)
+    engine = AsyncEngine(loaded.model, loaded.config)
+    reason = "as asked for" if settings.is_given("n_threads") else cpu_budget().reason
+    return Started(engine, loaded.offload, reason, loaded.notes)
+
+
+def load_model(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Loaded:
+    """Load the model, without a context yet. Raises ModelError, OutOfMemoryError or UsageError."""
     config = engine_config(settings, path)
     log = Log(echo=settings["verbose"] is True)
     config, amx_note = _without_trapped_amx(config, path)
@@ -62,12 +80,10 @@ def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], N
         log=log,
         on_progress=on_progress,
     )
-    # The next step clears the log.
+    # Making a context clears the log.
     offload = offload_of(model, "\n".join(log.lines))
-    engine = AsyncEngine(model, config)
-    reason = "as asked for" if settings.is_given("n_threads") else cpu_budget().reason
     notes = [note for note in (amx_note, unused_gpu_warning(settings, offload)) if note]
-    return Started(engine, offload, reason, tuple(notes))
+    return Loaded(model, config, offload, tuple(notes))
 
 
 def _without_trapped_amx(config: EngineConfig, path: Path) -> tuple[EngineConfig, str]:

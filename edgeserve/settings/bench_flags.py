@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TARGET, WORK, LOAD = "What is measured", "The work", "Its arrival"
-RUNS, JUDGEMENT, RESULT = "Runs", "Judgement", "Result"
+RUNS, JUDGEMENT, ENGINE, RESULT = "Runs", "Judgement", "The engine alone", "Result"
 
 SCENARIOS = "decode, depth, stall, turns, load (or poisson), sweep, closed, trace, probe"
 
@@ -24,10 +24,13 @@ class BenchFlag:
     about: str
     group: str
     repeats: bool = False
+    alias: str = ""
 
     @property
-    def flag(self) -> str:
-        return f"--{self.name}"
+    def flags(self) -> tuple[str, ...]:
+        """All spellings; a switch can also be switched off."""
+        own = f"--{self.name}" if self.metavar else f"--{self.name}/--no-{self.name}"
+        return (self.alias, own) if self.alias else (own,)
 
 
 BENCH_FLAGS: tuple[BenchFlag, ...] = (
@@ -78,5 +81,10 @@ BENCH_FLAGS: tuple[BenchFlag, ...] = (
         JUDGEMENT,
         repeats=True,
     ),
+    BenchFlag("engine", "engine", "", "the model alone, without server: llama-batched-bench's rows", ENGINE),
+    BenchFlag("npp", "npp", "N,N", "prompt tokens of a sequence [128,512]", ENGINE, alias="-npp"),
+    BenchFlag("ntg", "ntg", "N,N", "tokens generated for each [32]", ENGINE, alias="-ntg"),
+    BenchFlag("npl", "npl", "N,N", "sequences at once [1,4]", ENGINE, alias="-npl"),
+    BenchFlag("pps", "pps", "", "one prompt for all sequences [off]", ENGINE, alias="-pps"),
     BenchFlag("out", "out", "DIR", "write summary.json, requests.jsonl, report.md and plots there", RESULT),
 )
