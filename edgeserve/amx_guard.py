@@ -63,7 +63,9 @@ def this_build(model: Path) -> Build:
     # The instructions are in the CPU backend, which lies beside the library.
     backend = next(iter(sorted(library.parent.glob("*ggml-cpu*"))), library)
     types = {tensor.type_name for tensor in gguf.read_header(model).tensors}
-    return Build(ggml.system_info(), backend, tuple(sorted(types)), _cpu_name(), cpu_flags())
+    # Whether a virtual machine may use AMX is the kernel's matter as well.
+    cpu = f"{ggml.cpu_name()} {platform.release()}"
+    return Build(ggml.system_info(), backend, tuple(sorted(types)), cpu, cpu_flags())
 
 
 def judge(
@@ -94,15 +96,6 @@ def _survived(report: ProbeReport) -> bool:
     """A child that ended with a sentence, or was killed from outside, says nothing about instructions: the
     load itself will say it again."""
     return report.died_of not in _BY_INSTRUCTION and not report.timed_out
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                # Whether a virtual machine may use AMX is the kernel's matter as well.
-                return f"{line.partition(':')[2].strip()} {platform.release()}"
-    return f"{platform.processor()} {platform.release()}"
 
 
 def _default_cache() -> Path:

@@ -61,8 +61,17 @@ def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], N
     """Load the model and make its context. Raises ModelError, OutOfMemoryError or UsageError."""
     loaded = load_model(settings, path, on_progress)
     engine = AsyncEngine(loaded.model, loaded.config)
-    reason = "as asked for" if settings.is_given("n_threads") else cpu_budget().reason
-    return Started(engine, loaded.offload, reason, loaded.notes)
+    return Started(engine, loaded.offload, threads_reason(settings, engine.config), loaded.notes)
+
+
+def threads_reason(settings: Settings, config: EngineConfig) -> str:
+    """Why there are so many threads, without a full stop."""
+    budget = cpu_budget()
+    if settings.is_given("n_threads"):
+        return "as asked for"
+    if config.n_threads < budget.n_threads:
+        return f"`edgeserve tune` found them faster than the {budget.n_threads} allowed"
+    return budget.reason.rstrip(".")
 
 
 def load_model(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Loaded:

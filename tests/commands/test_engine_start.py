@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from edgeserve import ggml
-from edgeserve.commands.engine_start import Offload, make_engine, offload_of, unused_gpu_warning
+from edgeserve.commands.engine_start import (
+    Offload,
+    make_engine,
+    offload_of,
+    threads_reason,
+    unused_gpu_warning,
+)
 from edgeserve.commands.serve import access_text, context_text, engine_lines, model_text
 from edgeserve.config import EngineConfig, ServerConfig
+from edgeserve.host import cpu_budget
 from edgeserve.llama import Model
 from edgeserve.settings.sources import Settings, gather
 from edgeserve.settings.values import defaults_of
@@ -68,6 +75,15 @@ def test_the_lines_of_a_start_tell_what_the_engine_really_has(model_path: Path) 
     assert lines["attention"].endswith("KV cache f16/f16")
     assert "of 31 layers on a GPU" in lines["offload"]
     assert progress == sorted(progress) and progress[-1] == 1
+
+
+def test_threads_are_explained_by_who_chose_them() -> None:
+    budget = cpu_budget()
+    assert threads_reason(settings({"n_threads": "1"}), EngineConfig("m", n_threads=1)) == "as asked for"
+    allowed = threads_reason(settings(), EngineConfig("m", n_threads=budget.n_threads))
+    assert f"{allowed}." == budget.reason
+    # Fewer than allowed without being asked: only a measurement does that.
+    assert "edgeserve tune" in threads_reason(settings(), EngineConfig("m", n_threads=budget.n_threads - 1))
 
 
 def test_a_model_is_described_by_its_counted_parameters(model: Model) -> None:
