@@ -18,7 +18,8 @@ from textual.screen import Screen
 from tui.dialogs import Figures
 from tui.feed import Feed
 from tui.help_texts import help_sections
-from tui.messages import FeedChanged
+from tui.launcher import Launcher, free_port
+from tui.messages import FeedChanged, StartServer
 from tui.monitor_screen import MonitorScreen
 from tui.themes import DEFAULT_THEME, themes, variable_defaults
 
@@ -41,17 +42,36 @@ def _chat() -> Screen[None]:
     return ChatScreen()
 
 
+def _plan() -> Screen[None]:
+    from tui.plan_screen import PlanScreen
+
+    return PlanScreen()
+
+
+def _bench() -> Screen[None]:
+    from tui.bench_screen import BenchScreen
+
+    return BenchScreen()
+
+
 class EdgeserveApp(App[None]):
     """One feed, four screens."""
 
     TITLE = "edgeserve"
     # Functions, so that a screen's imports wait until somebody wants it.
-    MODES: ClassVar[dict[str, str | Callable[[], Screen[None]]]] = {"monitor": _monitor, "chat": _chat}
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[None]]]] = {
+        "monitor": _monitor,
+        "plan": _plan,
+        "chat": _chat,
+        "bench": _bench,
+    }
     DEFAULT_MODE = "monitor"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "switch_mode('monitor')", "monitor", priority=True),
+        Binding("f2", "switch_mode('plan')", "plan", priority=True),
         Binding("f3", "switch_mode('chat')", "chat", priority=True),
+        Binding("f4", "switch_mode('bench')", "bench", priority=True),
         Binding("question_mark", "help", "help", key_display="?"),
         Binding("ctrl+t", "next_theme", "Theme", show=False),
         Binding("ctrl+o", "toggle_mouse", "Mouse", show=False),
@@ -62,6 +82,8 @@ class EdgeserveApp(App[None]):
         super().__init__()
         self.feed = feed
         self.has_mouse = has_mouse
+        self.launcher = Launcher()
+        feed.child_lines = self.launcher.lines
         self._shown_version = -1
         self._still_ticks = 0
         for theme in themes():
@@ -72,9 +94,25 @@ class EdgeserveApp(App[None]):
         return variable_defaults(is_dark=self.current_theme.dark)
 
     def on_mount(self) -> None:
+        self._follow()
+        self.set_interval(TICK_S, self._tick)
+
+    def _follow(self) -> None:
+        self.workers.cancel_group(self, "feed")
         self.run_worker(self.feed.follow(), group="feed")
         self.run_worker(self.feed.follow_memory(), group="feed")
-        self.set_interval(TICK_S, self._tick)
+
+    async def on_unmount(self) -> None:
+        await self.launcher.stop()
+
+    async def on_start_server(self, message: StartServer) -> None:
+        """Start it, and watch it from now on. It ends with this application."""
+        port = free_port(DEFAULT_URL if self.launcher.is_alive else self.feed.url)
+        url = await self.launcher.start(message.arguments, port)
+        self.feed.turn_to(url)
+        self._follow()
+        await self.switch_mode("monitor")
+        self.notify(f"A server starts at {url}; it ends with this application.", timeout=5)
 
     def _tick(self) -> None:
         """Tell the visible screen that it is time to look, as often as the eye can use."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from edgeserve.client import Client, server_root
@@ -25,9 +26,16 @@ class Feed:
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """Raises UsageError when `url` is no address."""
+        self.version = 0
+        self.child_lines: Sequence[str] = ()
+        """What a server started from here has said so far."""
+        self.turn_to(url, api_key)
+
+    def turn_to(self, url: str, api_key: str | None = None) -> None:
+        """Another server; whoever follows must begin anew."""
         self.url = server_root(url)
         self.api_key = api_key
-        self.version = 0
+        self.version += 1
         self.since_s = time.monotonic()
         self.link = Link(LinkState.LOOKING)
         self.facts: ServerFacts | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from textual.message import Message
@@ -15,3 +16,10 @@ class FeedChanged(Message):
     """
 
     is_still: bool
+
+
+@dataclass
+class StartServer(Message):
+    """Somebody wants a server: the model and flags of `edgeserve serve`."""
+
+    arguments: Sequence[str]

@@ -15,17 +15,19 @@ from textual.containers import Container, Horizontal
 from textual.widgets import Footer, Static
 
 from edgeserve.metrics import Summary
+from edgeserve.model_list import read_models_list
 from tui import words
 from tui.charts import DECODE_MARK, MIXED_MARK, PREFILL_MARK, StepTimeline, TimeChart
 from tui.dialogs import Figures, Question
 from tui.feed_screen import FeedScreen
 from tui.findings import Finding, findings
-from tui.history import BUCKET_S, Bucket
+from tui.history import BUCKET_S
 from tui.lines import TwoEndedLine
 from tui.memory_panel import MemoryPanel
-from tui.messages import FeedChanged
+from tui.messages import FeedChanged, StartServer
 from tui.request_list import RequestList, Row
 from tui.snapshot import LinkState, SequenceView, ServerKind, Status
+from tui.speed_charts import show_speeds, target_ms
 from tui.status_texts import absent_text, link_parts, request_figures, server_parts
 
 COLUMN_CHOICES_S = (1.0, 2.0, 5.0, 10.0, 0.5)
@@ -124,50 +126,13 @@ class MonitorScreen(FeedScreen):
             self.query_one("#absent", Static).update(absent_text(feed))
             self.query_one("#finding", TwoEndedLine).show([])
             return
-        self._show_charts()
+        show_speeds(
+            feed, self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart), self.column_s
+        )
         self._show_steps()
         self._show_requests()
         self._show_memory()
         self._show_finding()
-
-    def _show_charts(self) -> None:
-        now = self.feed.history.now(self.feed.now())
-        prefill, decode = self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart)
-        columns = self._columns(max(prefill.num_columns, decode.num_columns))
-        prefill.show(
-            [column.prefill_tokens_per_s for column in columns][-max(1, prefill.num_columns) :], self.column_s
-        )
-        decode.show(
-            [column.ms_per_token for column in columns][-max(1, decode.num_columns) :],
-            self.column_s,
-            self.target_ms,
-        )
-        speed = words.rate(now.prefill_tokens_per_s) if now.prefill_tokens else "idle"
-        prefill.border_title = f"prefill  [b $prefill]{speed}[/]"
-        prefill.border_subtitle = "tok/s"
-        decode.border_title = f"decode  [b $decode]{_decode_text(now)}[/]"
-        decode.border_subtitle = f"ms/token   {self._target_text()}"
-
-    def _columns(self, num_columns: int) -> list[Bucket]:
-        """Buckets of time up to now, on a grid that does not move with the clock."""
-        last = int(self.feed.now() // self.column_s) + 1
-        return [
-            self.feed.history.column(index * self.column_s, (index + 1) * self.column_s)
-            for index in range(last - num_columns, last)
-        ]
-
-    @property
-    def target_ms(self) -> float | None:
-        """The server's gap target where it is a number; None when automatic or not told."""
-        snapshot, facts = self.feed.latest, self.feed.facts
-        told = snapshot.itl_target_ms if snapshot else None
-        return told or (facts.itl_target_ms if facts else None) or None
-
-    def _target_text(self) -> str:
-        facts = self.feed.facts
-        if self.target_ms:
-            return f"╌ target {words.duration(self.target_ms / 1e3)}"
-        return "target automatic" if facts is not None and facts.itl_target_ms == 0 else "target not told"
 
     def _show_steps(self) -> None:
         timeline = self.query_one(StepTimeline)
@@ -176,7 +141,7 @@ class MonitorScreen(FeedScreen):
             timeline.border_title = "steps  this server does not tell them"
             timeline.border_subtitle = ""
             return
-        timeline.show(list(history.steps)[-max(1, timeline.num_columns) :], self.target_ms)
+        timeline.show(list(history.steps)[-max(1, timeline.num_columns) :], target_ms(self.feed))
         timeline.border_title = (
             f"steps, ms   [$decode]{DECODE_MARK}[/] decode  [$prefill]{PREFILL_MARK}[/] prefill"
             f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}"
@@ -240,6 +205,19 @@ class MonitorScreen(FeedScreen):
         self.notify(f"A column is {self.column_s:g} s.", timeout=2)
         self.show()
 
+    def action_start_server(self) -> None:
+        """Where no server answers: one with the default model, after a question."""
+        if self.feed.latest is not None or self.feed.link.state is not LinkState.LOST:
+            return
+        name = read_models_list()[0].name
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.post_message(StartServer([name]))
+
+        question = f"Start a server with {name}?  It is fetched if it is not here, and ends with this screen."
+        self.app.push_screen(Question(question, "start it"), answered)
+
     def action_evidence(self) -> None:
         sections: list[Figures.Section] = [
             (finding.text, finding.remedy, finding.evidence) for finding in self.findings
@@ -278,12 +256,6 @@ class MonitorScreen(FeedScreen):
         self.app.push_screen(
             Question(f"Cancel {words.short_id(view.request_id)}?  {state}", "cancel it"), answered
         )
-
-
-def _decode_text(now: Bucket) -> str:
-    if now.ms_per_token is None:
-        return "idle"
-    return f"{words.per_token(now.ms_per_token)} · {words.rate(now.decode_tokens_per_s)}"
 
 
 def _gap_text(gaps: Summary, *, is_short: bool) -> str:

@@ -51,6 +51,9 @@ def absent_text(feed: Feed) -> str:
     """What fills the screen before the first word of a server."""
     link = feed.link
     address = feed.url.removeprefix("http://")
+    if feed.child_lines:
+        said = "\n".join(feed.child_lines)
+        return f"Starting a server at {address}.  {link.message}\n\n{said}"
     if link.state is LinkState.LOOKING:
         return f"Looking for a server at {address}."
     if link.state is LinkState.LOADING:

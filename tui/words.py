@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeserve.ink import format_ms, significant
+from edgeserve.planner import words as planner_words
 
 NA = "n/a"
 
@@ -25,13 +26,8 @@ def count(number: int | None) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """`93.9 MiB`, `6.40 GiB`; kibibytes only for what is smaller than a mebibyte."""
-    if num_bytes is None:
-        return NA
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= factor:
-            return f"{significant(num_bytes / factor)} {unit}"
-    return f"{num_bytes / 2**10:.0f} KiB"
+    """As plans write it: `93.9 MiB`, `6.40 GiB`."""
+    return NA if num_bytes is None else planner_words.size(num_bytes)
 
 
 def span(seconds: float) -> str:
