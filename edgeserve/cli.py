@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeserve import cli_plan
 from edgeserve.cli_options import RunByDefault, SettingsCommand, with_settings
 from edgeserve.errors import EdgeserveError
 from edgeserve.settings.bench_flags import BENCH_FLAGS
@@ -136,19 +137,6 @@ def doctor(
 
 
 @app.command()
-def devices(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help='Such as "MacBook Air M2 16 GB" or rtx4060.')
-    ] = None,
-    as_json: Json = False,
-) -> int:
-    """Show the machines known by name, or one of them."""
-    from edgeserve.commands import devices as command
-
-    return command.run(name, as_json=as_json)
-
-
-@app.command()
 def tui(
     url: Annotated[
         str | None,
@@ -200,6 +188,7 @@ def bench_compare(
 
 app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
+cli_plan.mount(app, models_app)
 app.add_typer(key_app, name="key")
 app.add_typer(service_app, name="service")
 

@@ -90,16 +90,10 @@ class FixedSettings:
         for cache_type in (self.type_k, self.type_v):
             if cache_type is not None and cache_type not in CACHE_TYPES:
                 raise UsageError(f"Unknown cache type {cache_type}.", f"One of: {', '.join(CACHE_TYPES)}.")
-        for name, least in (
-            ("n_ctx", 1),
-            ("n_seq_max", 1),
-            ("n_batch", 1),
-            ("n_ubatch", 1),
-            ("n_cpu_moe", 0),
-        ):
+        for name in ("n_ctx", "n_seq_max", "n_batch", "n_ubatch"):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name} must be at least {least}.")
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1.")
 
     def given(self) -> dict[str, Any]:
         """Name and value of what was given."""

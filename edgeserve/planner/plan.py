@@ -1,4 +1,4 @@
-"""Which settings to run a model with on a machine: the plan, what it costs, why it is so, and what else there is.
+"""Which settings to run a model with on a machine: the plan, its cost, its reasons, and what else there is.
 
     plan = make_plan(read_header("model.gguf"), target, Goals(min_ctx=8192))
     plan.config                 an EngineConfig, ready to start
@@ -53,7 +53,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One choice of settings with its memory and speed. `label` says what it is for, "" for the suggestion."""
+    """One choice of settings with its memory and speed. `label` says what for, "" for the suggestion."""
 
     label: str
     choice: Choice
@@ -154,7 +154,8 @@ def _proven(
     """Choices as llama.cpp sizes them: the hopeful one if it holds, else the careful one, then the others."""
     choices = [*bests, *(idea.choice for idea in others)]
     limits = [search.target, search.target, *(idea.most for idea in others)]
-    proven, proof = prove(choices, search.sizer, limits, run=measure)
+    stretched = [search.target, *(0 for _ in choices[1:])]
+    proven, proof = prove(choices, search.sizer, stretched, run=measure)
     proven = [
         replace(one, choice=replace(one.choice, bound=search.bound_at(one.choice.n_ctx_seq, limit)))
         for one, limit in zip(proven, limits, strict=True)

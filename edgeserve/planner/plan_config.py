@@ -75,7 +75,10 @@ def edgeserve_command(
 def llama_server_command(
     reference: str, settings: Settings, *, on_gpu: bool, has_window: bool, repo: str = ""
 ) -> str:
-    """The line that starts llama-server with the same memory. `repo`: a hub reference, ORG/REPO:QUANT."""
-    where = ["-hf", repo] if repo else ["-m", reference]
+    """The line that starts llama-server with the same memory.
+
+    `reference`: a path or an address; `repo`: a hub reference, ORG/REPO:QUANT, which is taken instead.
+    """
+    where = ["-hf", repo] if repo else ["-mu" if "://" in reference else "-m", reference]
     flags = llama_server_flags(settings, on_gpu=on_gpu, has_window=has_window)
     return shlex.join(["llama-server", *where, *flags])

@@ -1,8 +1,8 @@
 """Prove a few choices by llama.cpp's own dry run, and correct their contexts to what it says.
 
-Owns the rounds: measure the choices in one child process, compare its scratch memory with the estimate, stretch
-or shrink contexts that memory bounds, and measure those again. Without a runtime, or where a dry run fails, the
-estimate stays and a note says why.
+Owns the rounds: measure the choices in one child process, compare its scratch memory with the estimate,
+stretch or shrink contexts that memory bounds, and measure those again. Without a runtime, or where a dry run
+fails, the estimate stays and a note says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeserve.planner.settings import CELL_STEP, Settings
 Measure = Callable[[Sequence[Settings]], list[MemoryReport | DryRunFailure]]
 Reports = Mapping[Settings, MemoryReport]
 
-_MAX_ROUNDS = 4
+_MAX_ROUNDS = 3
 # A longer context is only worth another round when it is longer by more than this.
 _WORTH_ROUND = 1.03
 
@@ -55,10 +55,11 @@ def prove(
     run: Measure | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[Proven], Proof]:
-    """The choices with contexts and figures as llama.cpp has them. `limits`: most tokens a sequence of each.
+    """The choices with contexts and figures as llama.cpp has them.
 
-    A choice that was found by memory is stretched to what the dry run shows to be free; one that turns out
-    too large is shrunk. Settings that the user gave are never changed: their `fits` is.
+    A choice that turns out too large is shrunk; one that was found by memory is stretched to what the dry run
+    shows to be free, up to its entry in `limits` (0: it is not stretched). Settings that the user gave are
+    never changed: their `fits` is.
     """
     run = run or _runner(sizer)
     start = clock()
@@ -94,9 +95,10 @@ def _corrected(choice: Choice, reports: Reports, sizer: Sizer, limit: int) -> Ch
     if choice.bound == "given" or report.compute_source != "dry-run" or not choice.fits:
         return choice
     fits = _fits(report, sizer)
-    if fits and choice.bound != "memory":
+    if fits and (choice.bound != "memory" or not limit):
         return choice
-    n_ctx_seq = sizer.longest(choice.settings, limit, _ratios(report, sizer.report(choice.settings)))
+    most = limit or choice.n_ctx_seq
+    n_ctx_seq = sizer.longest(choice.settings, most, _ratios(report, sizer.report(choice.settings)))
     if fits and n_ctx_seq < _WORTH_ROUND * choice.n_ctx_seq:
         return choice
     if not fits:

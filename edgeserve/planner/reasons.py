@@ -16,17 +16,20 @@ from edgeserve.planner.settings import CELL_STEP, Settings
 from edgeserve.planner.words import count, size
 
 _NEXT_STEP = 4 * CELL_STEP
+# A possible context is only worth a sentence when it is longer by more than this.
+_MUCH_LONGER = 1.25
 
 
 def reasons_for(
     search: Search, choice: Choice, report: MemoryReport, uses: Sequence[PoolUse], speed: PlanSpeed
 ) -> tuple[str, ...]:
     """Sentences on a plan's settings, the most asked first."""
-    writer = _Writer(search, choice, report, uses)
     if report.rejected is not None:
         return (f"llama.cpp refuses these settings. {report.rejected}",)
+    writer = _Writer(search, choice, report, uses)
+    if not choice.fits:
+        return (*writer.misfit(), *writer.context(), *writer.memory(), *report.notes)
     sentences = [
-        *writer.misfit(),
         *writer.context(),
         *writer.sequences(),
         *writer.placement(),
@@ -35,17 +38,20 @@ def reasons_for(
         *writer.attention(),
         *writer.memory(),
         *report.notes,
-        *_speed(speed),
+        *_speed(speed, is_here=search.sizer.target.is_here),
         *search.sizer.target.notes,
     ]
     return tuple(dict.fromkeys(sentences))
 
 
-def _speed(speed: PlanSpeed) -> Iterator[str]:
+def _speed(speed: PlanSpeed, *, is_here: bool) -> Iterator[str]:
+    remedy = " `edgeserve devices calibrate` measures it." if is_here else ""
     if speed.unknown:
-        yield f"Speed: n/a, {speed.unknown}; `edgeserve devices calibrate` measures it on this machine."
-    elif speed.basis:
+        yield f"Speed: n/a, {speed.unknown}.{remedy}"
+    elif "alibrated" in speed.basis:
         yield f"Speed: {speed.basis}"
+    elif speed.basis:
+        yield f"Speed: {speed.basis}{remedy}"
 
 
 class _Writer:
@@ -68,12 +74,14 @@ class _Writer:
         each, trained = self.choice.n_ctx_seq, self.search.trained
         if self.choice.bound == "given":
             yield f"The context was given: {count(each, 'token')} for each sequence."
-        elif self.choice.bound == "trained":
+        elif self.choice.bound == "trained" and self.choice.fits:
             yield f"{count(each, 'token')} a sequence is all that the model was trained for."
-        elif self.choice.bound == "target":
+        elif self.choice.bound == "target" and self.choice.fits:
             yield self._at_target(each)
         elif self.choice.fits:
             yield from self._at_limit(each)
+        else:
+            yield f"The figures are for {count(each, 'token')} a sequence."
         if trained and each > trained:
             yield f"The model was trained for {trained:,} tokens: longer texts get worse."
 
@@ -83,7 +91,9 @@ class _Writer:
             text += f" from {self.search.trained:,} trained for"
         text += ": cells cost memory whether they are used or not."
         longest = self._longest(self.settings)
-        return f"{text} Memory allows {longest:,} a sequence (--prefer context)." if longest > each else text
+        if longest < _MUCH_LONGER * each:
+            return text
+        return f"{text} Memory allows {longest:,} a sequence (--prefer context)."
 
     def _at_limit(self, each: int) -> Iterator[str]:
         trained = f" from {self.search.trained:,} trained for" if self.search.trained else ""
@@ -130,13 +140,14 @@ class _Writer:
             yield from self._why_one()
 
     def _why_one(self) -> Iterator[str]:
-        if (
-            self.search.goals.parallel
-            or self.choice.bound == "given"
-            or self.search.goals.prefer == "context"
-        ):
+        goals = self.search.goals
+        if goals.parallel or self.choice.bound == "given" or goals.prefer == "context":
             return
-        yield f"1 sequence: with 2, each would keep less than {self.search.roomy:,} tokens."
+        longest = self._longest(replace(self.settings, n_seq_max=2))
+        if longest < self.search.roomy:
+            yield f"1 sequence: with 2, each would keep only {longest:,} tokens."
+        elif self.choice.family in ("split", "experts"):
+            yield "1 sequence: a second one would push more of the model off the GPU."
 
     def placement(self) -> Iterator[str]:
         target, placements = self.sizer.target, self.search.placements
@@ -185,7 +196,7 @@ class _Writer:
             return
         choice = self.settings.flash_attn
         if choice == "off":
-            yield "Flash attention is off: on a processor it is slow for the small batches of a steady stream."
+            yield "Flash attention is off: on a processor it is slow for a steady stream's small batches."
         elif self.choice.family == "split" and choice == "on":
             yield (
                 "Flash attention is on by name: with layers on both sides, auto may switch it off for the"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edgeserve.planner.fit import Sizer, pool_uses
-from edgeserve.planner.goals import FixedSettings, Goals
+from edgeserve.planner.goals import FixedSettings
 from edgeserve.planner.search import Choice, Search
 from edgeserve.planner.settings import CELL_STEP, Settings
 from edgeserve.planner.variants import SMALL_N_UBATCH

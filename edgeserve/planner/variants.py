@@ -55,7 +55,7 @@ def gpu_ladder(prefer: Preference, *, split: bool) -> tuple[Variant, ...]:
     eight = Variant("q8_0", "on")
     if prefer == "quality":
         return (plain, replace(plain, n_ubatch=SMALL_N_UBATCH))
-    ladder = (plain, eight)
+    ladder: tuple[Variant, ...] = (plain, eight)
     if prefer != "context":
         ladder += (replace(plain, n_ubatch=SMALL_N_UBATCH), replace(eight, n_ubatch=SMALL_N_UBATCH))
     return (*ladder, Variant("q4_0", "on", SMALL_N_UBATCH)) if prefer == "speed" else ladder

@@ -1,0 +1,113 @@
+"""A plan for what is about to start: what was given is kept, the rest is chosen to fit this machine now.
+
+Owns the way from a command's settings to a plan and back to an EngineConfig, and the refusal of what does not
+fit. Takes milliseconds: a dry run is only asked before something is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from edgeserve.config import EngineConfig
+from edgeserve.engine.tuning import read_tuning, tuning_path
+from edgeserve.errors import GGUFError
+from edgeserve.gguf import read_header
+from edgeserve.planner.goals import FixedSettings, Goals
+from edgeserve.planner.here import here
+from edgeserve.planner.plan import Plan, make_plan
+from edgeserve.planner.refuse import FORCE_FLAG, refuse_if_misfit
+from edgeserve.planner.target import Target
+from edgeserve.planner.words import size
+from edgeserve.settings.sources import Settings
+from edgeserve.settings.values import engine_config
+
+# What a plan may choose of a configuration.
+_CHOSEN = (
+    "n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_gpu_layers", "n_cpu_moe", "type_k", "type_v",
+    "flash_attn", "swa_full",
+)  # fmt: skip
+# Placements by hand, which a plan does not see through.
+_BY_HAND = ("override_tensor", "devices")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStart:
+    """The configuration to start with, and the lines that say why it is so. `plan` None: nothing was
+    planned."""
+
+    config: EngineConfig
+    notes: tuple[str, ...]
+    plan: Plan | None = None
+
+
+def planned_start(settings: Settings, path: Path) -> PlannedStart:
+    """The configuration for `path`: given settings as they are, the others from a plan.
+
+    Raises OutOfMemoryError, with figures and the nearest plan that fits, for what does not fit, and GGUFError
+    for what cannot be sized, unless `--force` was given.
+    """
+    given = engine_config(settings, path)
+    if any(settings.is_given(name) for name in _BY_HAND):
+        return PlannedStart(given, ())
+    force = settings["force"] is True
+    try:
+        plan = plan_for(settings, path)
+    except GGUFError as error:
+        if force:
+            return PlannedStart(given, (f"Not planned: {error.message}",))
+        raise GGUFError(error.message, f"{error.hint} {FORCE_FLAG} starts it anyway.".strip()) from None
+    refuse_if_misfit(plan, force=force)
+    chosen: dict[str, Any] = {
+        name: value
+        for name in _CHOSEN
+        if not _is_given(settings, name) and (value := getattr(plan.config, name)) is not None
+    }
+    return PlannedStart(replace(given, **chosen), start_notes(plan), plan)
+
+
+def plan_for(settings: Settings, path: Path) -> Plan:
+    """The plan behind a start; proven by a dry run only when it would be refused without."""
+    header, fixed = read_header(path), fixed_of(settings)
+    goals = Goals(most_parallel=1) if settings.command == "chat" else Goals()
+    target = with_tuning(here(goals), path)
+    plan = make_plan(header, target, goals, fixed, dry_run=False)
+    return plan if plan.fits or plan.best.report.rejected else make_plan(header, target, goals, fixed)
+
+
+def with_tuning(target: Target, path: Path) -> Target:
+    """The target with what `edgeserve tune` found of flash attention for this model on the processor."""
+    if target.accelerators or not target.is_here:
+        return target
+    tuning = read_tuning(tuning_path(path, target.profile.name))
+    if tuning is None:
+        return target
+    return replace(target, flash_attn_on_cpu=tuning.flash_attn == "on")
+
+
+def fixed_of(settings: Settings) -> FixedSettings:
+    """What was given, from whatever source, as far as it decides memory."""
+    names = [field.name for field in fields(FixedSettings)]
+    values: dict[str, Any] = {name: settings[name] for name in names if _is_given(settings, name)}
+    fixed = FixedSettings(**values)
+    per_request = settings["n_ctx_seq"]
+    if isinstance(per_request, int) and per_request and fixed.n_ctx is None:
+        count = fixed.n_seq_max or (1 if settings.command == "chat" else Goals().most_parallel)
+        fixed = replace(fixed, n_ctx=per_request * count, n_seq_max=count)
+    return fixed
+
+
+def _is_given(settings: Settings, name: str) -> bool:
+    """A context of 0, like flash attention "auto", means that nobody decided."""
+    if not settings.is_given(name):
+        return False
+    return settings[name] != 0 if name == "n_ctx" else True
+
+
+def start_notes(plan: Plan) -> tuple[str, ...]:
+    """Two lines at most: what bounds the context, and the memory that it all takes."""
+    uses = ", ".join(
+        f"{size(use.high_bytes)} of {size(use.pool.usable_bytes)} {use.pool.name}" for use in plan.best.uses
+    )
+    return (f"plan       {plan.reasons[0]} Memory: at most {uses}.",)
