@@ -35,7 +35,7 @@ def list_rows(usable_bytes: int | None = None) -> list[ModelRow]:
 
 def render_list(rows: list[ModelRow], local: list[LocalModel]) -> str:
     """The list for people: the entries, then other models found on this machine."""
-    width = max(len(row.entry.name) for row in rows)
+    width = max((len(row.entry.name) for row in rows), default=0)
     lines = ["Models by name:"]
     for row in rows:
         here = "here" if row.path else "too big" if row.fits is False else ""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+from edgeserve.commands.engine_start import load_model
 from edgeserve.commands.model_file import find
 from edgeserve.engine.tuning import tuning_path, write_tuning
 from edgeserve.ggml import cpu_name
-from edgeserve.llama import Log, Model
-from edgeserve.placement import Placement
 from edgeserve.settings.sources import Settings
-from edgeserve.settings.values import engine_config
 from edgeserve.tune import DEPTH, Measurement, TuneResult, tune
 
 _HEAD = ("flash attention", "threads", "decode", f"at depth {DEPTH}", "small steps", "large steps", "request")
@@ -20,9 +18,8 @@ _HEAD = ("flash attention", "threads", "decode", f"at depth {DEPTH}", "small ste
 def run(settings: Settings, *, as_json: bool) -> int:
     """Measure, show the table, keep the choice. Raises ModelError and so on."""
     path = find(settings)
-    config = engine_config(settings, path)
-    model = Model(path, n_gpu_layers=config.n_gpu_layers, place=Placement(config), log=Log())
-    result = tune(model, config, on_progress=_say)
+    loaded = load_model(settings, path, lambda part: None)
+    result = tune(loaded.model, loaded.config, on_progress=_say)
     rows = [item.row() for item in result.measurements]
     kept_at = tuning_path(path, cpu_name())
     write_tuning(kept_at, result.tuning, rows)
