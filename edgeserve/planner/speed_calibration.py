@@ -10,11 +10,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from edgeserve.errors import UsageError
-from edgeserve.planner.speed_solver import Problem, solve
 from edgeserve.planner.speed_step import (
     BATCH_SD,
     MISFIT_SD,
@@ -25,6 +23,9 @@ from edgeserve.planner.speed_step import (
     prior_sd,
 )
 from edgeserve.planner.speed_terms import ModelWork, SpeedDevice, SpeedSettings, StepKind, Term, terms
+
+if TYPE_CHECKING:
+    from edgeserve.planner.speed_solver import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,9 @@ def _corrections(
     if not spread:
         return Corrections()
     names = tuple(spread)
+    # numpy takes longer to import than a plan to make, and only a calibration needs it.
+    from edgeserve.planner.speed_solver import solve
+
     problem = _problem(kind, rows, names, [spread[name] for name in names], fit)
     mean, covariance = solve(problem, MISFIT_SD)
     return Corrections(names, tuple(map(float, mean)), tuple(tuple(map(float, line)) for line in covariance))
@@ -109,12 +113,9 @@ def _with_batch(decode: Corrections, prefill: Corrections) -> Corrections:
     """A processor's rate with prompts is the best guess at that with several sequences, unless measured."""
     if not prefill.names or not decode.names or "batch" in decode.names:
         return decode
-    size = len(decode.names)
-    covariance = np.zeros((size + 1, size + 1))
-    covariance[:size, :size] = decode.covariance
-    covariance[size, size] = BATCH_SD**2
+    empty = (0.0,) * len(decode.names)
     guess = sum(value for name, value in zip(prefill.names, prefill.mean, strict=True) if "matmul" in name)
-    lines = tuple(tuple(map(float, line)) for line in covariance)
+    lines = (*((*line, 0.0) for line in decode.covariance), (*empty, BATCH_SD**2))
     return Corrections((*decode.names, "batch"), (*decode.mean, guess), lines)
 
 
@@ -125,6 +126,10 @@ def _problem(
     spread: Sequence[float],
     fit: SpeedFit,
 ) -> Problem:
+    import numpy as np
+
+    from edgeserve.planner.speed_solver import Problem
+
     columns = list(dict.fromkeys(cost.name for _, costs in rows for cost in costs))
     peak_s = np.zeros((len(rows), len(columns)))
     applies = np.zeros((len(rows), len(columns), len(names)))
@@ -199,10 +204,13 @@ def calibration_from_json(text: str) -> Calibration:
         raise UsageError("This calibration cannot be read: measure it again.", str(error)) from error
 
 
-def _read_corrections(data: Mapping[str, Sequence[object]]) -> Corrections:
+def _read_corrections(data: Mapping[str, Any]) -> Corrections:
     names = tuple(map(str, data["names"]))
-    mean = np.asarray(data["mean"], dtype=np.float64)
-    covariance = np.asarray(data["covariance"], dtype=np.float64).reshape(len(names), len(names))
-    if mean.shape != (len(names),) or not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+    mean = tuple(map(float, data["mean"]))
+    covariance = tuple(tuple(map(float, line)) for line in data["covariance"])
+    square = len(covariance) == len(names) and all(len(line) == len(names) for line in covariance)
+    if len(mean) != len(names) or not square:
         raise ValueError("corrections and names do not match")
-    return Corrections(names, tuple(mean.tolist()), tuple(tuple(line) for line in covariance.tolist()))
+    if not all(map(math.isfinite, (*mean, *(entry for line in covariance for entry in line)))):
+        raise ValueError("a correction is not a number")
+    return Corrections(names, mean, covariance)

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from edgeserve.errors import UsageError
 from edgeserve.planner.speed_terms import (
     MAIN_TERM,
@@ -187,7 +185,9 @@ def _extra_sd(
 def _variance(weight: Mapping[str, float], known: Corrections, prior: Mapping[str, float]) -> float:
     """Of the sum's logarithm: measured corrections with their covariance, the others with their prior."""
     unmeasured = sum((share * prior[name]) ** 2 for name, share in weight.items() if name not in known.names)
-    if not known.names:
-        return unmeasured
-    share = np.array([weight.get(name, 0.0) for name in known.names])
-    return unmeasured + float(share @ np.array(known.covariance) @ share)
+    share = [weight.get(name, 0.0) for name in known.names]
+    return unmeasured + sum(
+        one * entry * other
+        for one, line in zip(share, known.covariance, strict=True)
+        for entry, other in zip(line, share, strict=True)
+    )
