@@ -78,9 +78,10 @@ class EdgeserveApp(App[None]):
         Binding("q", "quit", "quit"),
     ]
 
-    def __init__(self, feed: Feed, *, has_mouse: bool = True) -> None:
+    def __init__(self, feed: Feed, *, has_mouse: bool = True, mode: str = "monitor") -> None:
         super().__init__()
         self.feed = feed
+        self.first_mode = mode
         self.has_mouse = has_mouse
         self.launcher = Launcher()
         feed.child_lines = self.launcher.lines
@@ -93,9 +94,11 @@ class EdgeserveApp(App[None]):
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return variable_defaults(is_dark=self.current_theme.dark)
 
-    def on_mount(self) -> None:
+    async def on_mount(self) -> None:
         self._follow()
         self.set_interval(TICK_S, self._tick)
+        if self.first_mode != self.current_mode:
+            await self.switch_mode(self.first_mode)
 
     def _follow(self) -> None:
         self.workers.cancel_group(self, "feed")
@@ -146,14 +149,13 @@ class _Photographer(EdgeserveApp):
     """Draws one screen without a terminal and writes it down."""
 
     def __init__(self, feed: Feed, path: Path, mode: str, wait_s: float) -> None:
-        super().__init__(feed)
-        self._path, self._mode, self._wait_s = path, mode, wait_s
+        super().__init__(feed, mode=mode)
+        self._path, self._wait_s = path, wait_s
 
     def on_mount(self) -> None:
         self.run_worker(self._take())
 
     async def _take(self) -> None:
-        await self.switch_mode(self._mode)
         await asyncio.sleep(self._wait_s)
         self.save_screenshot(filename=self._path.name, path=str(self._path.parent))
         self.exit()
@@ -171,11 +173,12 @@ def run(
 ) -> None:
     """Show the application until somebody leaves it.
 
-    `url` None looks at 127.0.0.1:8080. With `screenshot` nothing is shown: after `wait_s` the screen of
-    `mode`, `size` in columns and rows, is written as SVG. Raises UsageError for an address that is none.
+    `url` None looks at 127.0.0.1:8080; `mode` is the first screen. With `screenshot` nothing is shown: after
+    `wait_s` that screen, `size` in columns and rows, is written as SVG. Raises UsageError for an address that
+    is none.
     """
     feed = Feed(url or DEFAULT_URL, api_key)
     if screenshot is not None:
         _Photographer(feed, screenshot, mode, wait_s).run(headless=True, size=size)
         return
-    EdgeserveApp(feed, has_mouse=not no_mouse).run(mouse=not no_mouse)
+    EdgeserveApp(feed, has_mouse=not no_mouse, mode=mode).run(mouse=not no_mouse)

@@ -27,6 +27,10 @@ FIRST_RETRY_S, LAST_RETRY_S = 0.5, 4.0
 SILENCE_S = 20.0
 """edgeserve sends a comment every few seconds: a stream silent for longer is dead."""
 
+# No such route, switched off, or (the client's own word) no JSON.
+_ABSENT = (404, 405, 501, 502)
+_STRANGE = "Something answers there, but not as a server for language models does."
+
 Update = Link | ServerFacts | Snapshot
 
 
@@ -48,7 +52,7 @@ async def watch(url: str, api_key: str | None = None) -> AsyncGenerator[Update, 
         except (RequestError, ServerUnreachableError) as error:
             failure = _failure(error)
         except (KeyError, TypeError, ValueError):
-            failure = Link(LinkState.REFUSED, "The server answers, but not in a way that is understood here.")
+            failure = Link(LinkState.REFUSED, _STRANGE)
         yield replace(failure, retry_s=retry_s)
         await asyncio.sleep(retry_s)
         retry_s = min(2 * retry_s, LAST_RETRY_S)
@@ -61,12 +65,16 @@ def _failure(error: RequestError | ServerUnreachableError) -> Link:
         return Link(LinkState.REFUSED, str(error))
     if isinstance(error, RemoteError) and error.status == 503:
         return Link(LinkState.LOADING, error.message)
+    if isinstance(error, RemoteError) and error.status in _ABSENT:
+        return Link(LinkState.REFUSED, _STRANGE)
     return Link(LinkState.LOST, error.message)
 
 
 async def _attached(client: Client) -> AsyncGenerator[Update, None]:
     props = await _optional(client, "/props") or {}
     meta = await _model_meta(client)
+    if not meta[0] and "total_slots" not in props:
+        raise ValueError("no model, and no slots")
     if isinstance(props.get("engine"), dict):
         facts = _edgeserve_facts(client.root, props, meta)
         async with aclosing(_stream(client, facts)) as updates:
@@ -83,7 +91,7 @@ async def _optional(client: Client, path: str) -> Mapping[str, Any] | None:
     try:
         answer = await client.get_json(path)
     except RemoteError as error:
-        if error.status in (404, 405, 501, 502):
+        if error.status in _ABSENT:
             return None
         raise
     return answer if isinstance(answer, dict) else None
@@ -119,7 +127,7 @@ def _polled_facts(url: str, props: Mapping[str, Any], meta: tuple[str, Mapping[s
     num_slots = props.get("total_slots")
     return ServerFacts(
         url=url,
-        kind=ServerKind.LLAMA_SERVER if props else ServerKind.OTHER,
+        kind=ServerKind.LLAMA_SERVER if num_slots is not None else ServerKind.OTHER,
         model=meta[0],
         model_path=str(props.get("model_path", "")),
         n_ctx_seq=n_ctx_seq or meta[1].get("n_ctx"),
@@ -166,7 +174,7 @@ async def _slots(client: Client) -> list[Mapping[str, Any]] | None:
     try:
         answer = await client.get_json("/slots")
     except RemoteError as error:
-        if error.status in (404, 405, 501, 502):
+        if error.status in _ABSENT:
             return None
         raise
     return [slot for slot in answer if isinstance(slot, dict)] if isinstance(answer, list) else None
@@ -176,6 +184,6 @@ async def _metrics(client: Client) -> dict[str, float] | None:
     try:
         return llama_server.read_metrics(await client.get_text("/metrics"))
     except RemoteError as error:
-        if error.status in (404, 405, 501):
+        if error.status in _ABSENT:
             return None
         raise

@@ -1,0 +1,42 @@
+"""A live server for the TUI's tests, and folders of its own for what the screens keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+import pytest
+from tui_server import Live, serve
+
+from edgeserve.config import EngineConfig
+from edgeserve.engine.async_engine import AsyncEngine
+from edgeserve.llama import Model
+
+N_CTX_SEQ, NUM_SLOTS = 1024, 2
+
+
+@pytest.fixture(scope="session")
+def tui_engine(model: Model) -> Iterator[AsyncEngine]:
+    config = EngineConfig(
+        model.path, n_ctx=N_CTX_SEQ * NUM_SLOTS, n_seq_max=NUM_SLOTS, itl_target_ms=80, max_waiting=2
+    )
+    engine = AsyncEngine(model, config)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def live(tui_engine: AsyncEngine) -> Iterator[Live]:
+    """edgeserve's own server around the small model."""
+    with serve(tui_engine) as live:
+        yield live
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the screens keep goes to the test's own folder, never to the user's."""
+    monkeypatch.setattr(platformdirs, "user_data_path", lambda name: tmp_path / "data" / name)
+    monkeypatch.setattr(platformdirs, "user_config_path", lambda name: tmp_path / "config" / name)
+    return tmp_path

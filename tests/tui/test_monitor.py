@@ -1,0 +1,214 @@
+"""The first screen: its values are the server's, on any size, through loss, overload and emptiness."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+
+import pytest
+from screen_text import screen_lines, screen_text, until, until_shown
+from tui_server import llama_server, serve, slot, streams
+
+from tui.app import EdgeserveApp
+from tui.charts import StepTimeline, TimeChart
+from tui.dialogs import Figures, Question
+from tui.feed import Feed
+from tui.memory_panel import MemoryPanel
+from tui.request_list import RequestList
+from tui.server_memory import find_process, planned_memory, process_memory
+from tui.snapshot import LinkState, Status
+
+
+async def test_values_on_the_screen_are_those_of_the_endpoints(live):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=(130, 36)) as pilot:
+        await until(pilot, lambda: app.feed.latest is not None, "for the server")
+        answer = await asyncio.to_thread(
+            lambda: live.chat("Count: one two three four five six.", max_tokens=24)
+        )
+        await until(pilot, lambda: app.feed.latest.is_idle and app.feed.history.done, "for the end")
+        await until_shown(pilot, "0 running")
+        total = live.metric('edgeserve_kv_cells{state="total"}')
+        used = sum(live.metric(f'edgeserve_kv_cells{{state="{state}"}}') for state in ("used", "cached"))
+        await until_shown(pilot, f"{used:,.0f} of {total:,.0f}")
+        text = screen_text(app)
+        (done,) = app.query_one(RequestList).rows
+        assert app.feed.facts.model in text
+        assert done.view.num_prompt == answer["usage"]["prompt_tokens"]
+        assert f"{done.view.num_prompt:,} (" in text
+        assert app.feed.latest.totals.output_tokens == live.metric("edgeserve_generation_tokens_total")
+        assert app.feed.history.now(app.feed.now()).decode_tokens >= 23
+        assert app.query_one(StepTimeline).steps[-1].number == live.metric("edgeserve_decode_calls_total")
+        assert "╌ target 80.0 ms" in text, "as /props has it"
+        shown = re.search(r"decode\s+([\d.,]+) ms/token · ([\d.,]+) tok/s", text)
+        told = live.metric("edgeserve_generation_tokens_per_second")
+        assert float(shown[2].replace(",", "")) == pytest.approx(told, rel=0.02)
+
+
+async def test_who_runs_and_who_waits_stand_in_the_list(live):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=(120, 34)) as pilot:
+        with streams(live, 3):
+            await until_shown(pilot, "2 of 2 running, 1 waiting")
+            requests = app.query_one(RequestList)
+            await until(pilot, lambda: requests.rows[0].view.num_output > 3, "for tokens")
+            await until_shown(pilot, "· waiting")
+            assert "waits for" in screen_text(app)
+            assert "▮ decode" in screen_text(app)
+            await until(pilot, lambda: any(app.query_one("#decode", TimeChart).values), "for the chart")
+            assert "waits for" in app.query_one("#finding").text
+            await pilot.press("e")
+            await until(pilot, lambda: isinstance(app.screen, Figures), "for the evidence")
+            assert "its prompt" in app.screen.text.plain
+
+
+async def test_a_request_is_cancelled_only_after_a_yes(live):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=(100, 30)) as pilot:
+        with streams(live, 1):
+            await until(pilot, lambda: app.query_one(RequestList).chosen is not None, "for a request")
+            chosen = app.query_one(RequestList).chosen
+            await pilot.press("c")
+            await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
+            await pilot.press("n")
+            await pilot.pause()
+            assert chosen.request_id in [view.request_id for view in app.feed.latest.running]
+            await pilot.press("c")
+            await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
+            await pilot.press("y")
+            await until(pilot, lambda: not app.feed.latest.running, "for the request to end")
+            assert app.feed.latest.totals.finished["cancelled"] >= 1
+
+
+async def test_all_figures_of_a_request_are_one_key_away(live):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=(100, 30)) as pilot:
+        with streams(live, 1):
+            await until(pilot, lambda: app.query_one(RequestList).chosen is not None, "for a request")
+            await pilot.press("enter")
+            await until(pilot, lambda: isinstance(app.screen, Figures), "for the figures")
+            assert "stalled by others" in app.screen.text.plain
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (200, 60)])
+async def test_every_panel_is_there_at_every_size(live, size):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=size) as pilot:
+        await until_shown(pilot, "requests")
+        await until_shown(pilot, "cells")
+        lines = screen_lines(app)
+        for name in ("prefill", "decode", "steps", "requests", "now"):
+            assert any(name in line for line in lines), name
+        assert len(lines) <= size[1]
+        assert max(map(len, lines)) <= size[0]
+        requests, memory = app.query_one(RequestList).region, app.query_one(MemoryPanel).region
+        is_folded = memory.y >= requests.bottom
+        assert is_folded == (size[0] < 110), "the right column folds under the left where it is narrow"
+        assert requests.height >= 5
+
+
+async def test_nothing_is_lost_when_the_size_changes_meanwhile(live):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=(120, 40)) as pilot:
+        with streams(live, 2):
+            await until(pilot, lambda: len(app.feed.history.steps) > 20, "for steps")
+            for size in ((80, 24), (200, 60), (61, 18), (100, 30)):
+                await pilot.resize_terminal(*size)
+                await pilot.pause(0.05)
+            before = len(app.feed.history.steps)
+            await until(pilot, lambda: len(app.feed.history.steps) > before, "for further steps")
+            numbers = [step.number for step in app.feed.history.steps]
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+            await until_shown(pilot, "2 of 2 running")
+
+
+async def test_without_a_server_it_says_how_to_start_one():
+    app = EdgeserveApp(Feed("127.0.0.1:9"))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until_shown(pilot, "No server answers at 127.0.0.1:9")
+        assert "edgeserve serve" in screen_text(app)
+        await pilot.press("s")
+        await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
+        await pilot.press("escape")
+        await pilot.press("c", "e", "w")
+        assert not app.launcher.is_alive
+
+
+async def test_a_server_that_goes_is_said_to_be_gone_and_comes_back(tui_engine):
+    with serve(tui_engine) as live:
+        app = EdgeserveApp(Feed(live.url))
+        port = int(live.url.rpartition(":")[2])
+        runner = app.run_test(size=(100, 30))
+        pilot = await runner.__aenter__()
+        await until_shown(pilot, "0 running")
+    try:
+        await until_shown(pilot, "server gone, again in")
+        assert "requests" in screen_text(app), "what was seen stays"
+        with serve(tui_engine, port):
+            await until_shown(pilot, "0 running")
+            assert app.feed.link.state is LinkState.LIVE
+            await runner.__aexit__(None, None, None)
+    except BaseException:
+        app.exit()
+        raise
+
+
+async def test_llama_server_shows_what_it_tells_and_names_the_rest():
+    metrics = {"requests_deferred": 3, "prompt_tokens_total": 0, "prompt_seconds_total": 0}
+    with llama_server([slot(0, decoded=10), slot(1)], metrics) as stand_in:
+        app = EdgeserveApp(Feed(stand_in.url))
+        async with app.run_test(size=(120, 30)) as pilot:
+            await until_shown(pilot, "3 waiting")
+            stand_in.slots[0] = slot(0, decoded=30)
+            stand_in.metrics.update(prompt_tokens_total=400, prompt_seconds_total=2)
+            await until(pilot, lambda: app.feed.history.now(app.feed.now()).prefill_tokens, "for a poll")
+            await until_shown(pilot, "prefill  200 tok/s")
+            text = screen_text(app)
+            assert "llama-server" in text
+            assert "this server does not tell them" in text
+            assert "500 (100)" in text
+            assert re.search(r"cells\s+n/a", text)
+            await pilot.press("c")
+            await until_shown(pilot, "cannot be asked to cancel")
+            await pilot.press("e")
+            await until(pilot, lambda: isinstance(app.screen, Figures), "for what is unknown")
+            assert "TTFT" in app.screen.text.plain
+
+
+async def test_memory_is_planned_by_the_planner_and_read_from_the_system(live):
+    feed = Feed(live.url)
+    app = EdgeserveApp(feed)
+    async with app.run_test(size=(120, 34)) as pilot:
+        await until(pilot, lambda: feed.planned is not None and feed.real is not None, "for memory")
+        await until_shown(pilot, "private")
+        text = screen_text(app)
+    planned = planned_memory(feed.facts)
+    assert planned == feed.planned
+    # E6: 23,040 bytes a token of this model at f16.
+    assert planned.kv_bytes == 23_040 * feed.facts.n_ctx
+    assert "45.0 MiB" in text
+    assert find_process(live.url) == os.getpid()
+    assert process_memory(os.getpid()).resident_bytes > planned.weights_bytes
+
+
+async def test_a_window_of_time_is_chosen_by_key(live):
+    app = EdgeserveApp(Feed(live.url))
+    async with app.run_test(size=(120, 34)) as pilot:
+        await until_shown(pilot, "-20 s")
+        await pilot.press("w")
+        await until_shown(pilot, "-40 s")
+
+
+async def test_a_list_longer_than_its_room_keeps_the_cursor_in_sight():
+    with llama_server([slot(index, decoded=5) for index in range(30)], {}) as stand_in:
+        app = EdgeserveApp(Feed(stand_in.url))
+        async with app.run_test(size=(80, 24)) as pilot:
+            requests = app.query_one(RequestList)
+            await until(pilot, lambda: len(requests.rows) == 30, "for the rows")
+            for _ in range(20):
+                await pilot.press("down")
+            await pilot.pause()
+            assert requests.chosen.request_id == "90"
+            assert any(line.lstrip("│ ").startswith("›90") for line in screen_lines(app))
+            assert requests.chosen.status is Status.DECODE
