@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ TESTED_VERSIONS = ((0, 3, 36), (0, 3, 37))
 
 WHEEL_INDEX = "https://abetlen.github.io/llama-cpp-python/whl"
 
+_OFFLOADED = re.compile(r"offloaded (\d+)/\d+ layers to GPU")
 _ATTR_CONTROL, _ATTR_USER_DEFINED = 1 << 3, 1 << 4
 
 
@@ -135,6 +137,8 @@ class Model:
                 f"llama.cpp could not load {Path(self.path).name}: {self.log.errors() or 'no reason given'}."
             )
         self.vocab = library.llama_model_get_vocab(self.handle)
+        self.num_gpu_layers = _num_gpu_layers(self.log.lines)
+        """Layers that went to a GPU, the output layer among them: what became of `n_gpu_layers`."""
 
     def close(self) -> None:
         """Free the weights. Contexts must be closed first."""
@@ -267,3 +271,9 @@ class Model:
     def detokenize(self, token_ids: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of many tokens, joined as they are: no space is added or taken away."""
         return b"".join(self.piece(token, special=special) for token in token_ids)
+
+
+def _num_gpu_layers(log_lines: Iterable[str]) -> int:
+    """No call tells; the library only says so in its log, and nothing at all where there is no GPU."""
+    found = _OFFLOADED.search("\n".join(log_lines))
+    return int(found[1]) if found else 0

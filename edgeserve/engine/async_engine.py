@@ -133,6 +133,11 @@ class AsyncEngine:
                 self._publish()
                 self._deliver(outputs)
         finally:
+            with self._wake:
+                self._stopping = True
+            # A request that crossed over just before the end is still owed an answer.
+            for command in self._take_commands():
+                command()
             outputs = self._engine.abort_all(UnavailableError("The server is stopping."))
             self._ended = True
             self._publish()
@@ -159,7 +164,7 @@ class AsyncEngine:
             self._engine.add(request)
         except RequestError as error:
             del self._streams[request.request_id]
-            stream.loop.call_soon_threadsafe(stream.queue.put_nowait, error)
+            _call(stream.loop, partial(stream.queue.put_nowait, error))
 
     def _abort(self, request_id: str) -> None:
         if output := self._engine.abort(request_id):

@@ -15,7 +15,12 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from edgeserve.errors import InvalidRequestError
-from edgeserve.server.http_errors import PayloadTooLargeError, SlowRequestError, UnsupportedMediaTypeError
+from edgeserve.server.http_errors import (
+    ClientLeftError,
+    PayloadTooLargeError,
+    SlowRequestError,
+    UnsupportedMediaTypeError,
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -57,7 +62,7 @@ async def _collect(request: Request, max_bytes: int) -> bytes:
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
     except ClientDisconnect:
-        raise InvalidRequestError("The connection closed in the middle of the body.") from None
+        raise ClientLeftError("The connection closed in the middle of the body.") from None
     return bytes(body)
 
 

@@ -131,6 +131,8 @@ class _Choice:
         self._eog_ids = generation.eog_ids
         self._held_logprobs: tuple[TokenLogprob, ...] = ()
         self._held_tokens = 0
+        self._num_silent = 0
+        """Log-probabilities at the end of those held whose tokens brought no text yet."""
         self._num_reasoning_tokens = 0
 
     async def events(self, engine: AsyncEngine, request: Request) -> AsyncGenerator[Event, None]:
@@ -160,8 +162,16 @@ class _Choice:
         if self._splitter.in_reasoning:
             self._num_reasoning_tokens += len(output.token_ids)
         self._held_tokens += len(output.token_ids)
-        self._held_logprobs += tuple(item for item in output.logprobs if item.token_id not in self._eog_ids)
+        self._hold_logprobs(output)
         return self._deltas(self._splitter.feed(output.text), output)
+
+    def _hold_logprobs(self, output: RequestOutput) -> None:
+        """Until the text that they belong to is certain. Tokens of a stop string are not shown at all."""
+        fresh = tuple(item for item in output.logprobs if item.token_id not in self._eog_ids)
+        self._held_logprobs += fresh
+        self._num_silent = 0 if output.text else self._num_silent + len(fresh)
+        if output.stop_string is not None and self._num_silent:
+            self._held_logprobs = self._held_logprobs[: -self._num_silent]
 
     def _of_end(self, output: RequestOutput) -> list[Event]:
         reason = output.finish_reason

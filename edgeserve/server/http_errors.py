@@ -36,6 +36,13 @@ class SlowRequestError(InvalidRequestError):
     code = "request_timeout"
 
 
+class ClientLeftError(InvalidRequestError):
+    """The client closed its connection before it had its answer; there is nobody to tell."""
+
+    status = 499
+    code = "client_left"
+
+
 class UnsupportedMediaTypeError(InvalidRequestError):
     """A body that does not say that it is JSON."""
 

@@ -29,6 +29,8 @@ class NativeAnswer:
             return self._progress(event)
         if isinstance(event, Finish):
             return [self._end(event, "")]
+        if not event.text and not event.logprobs:
+            return []
         chunk = {"index": 0, "content": event.text, "stop": False, **self._counts(event.timings)}
         if event.logprobs:
             chunk["completion_probabilities"] = self._tokens.chat(event.logprobs)

@@ -54,6 +54,9 @@ class OpenAIAnswer(ABC):
             return []
         if isinstance(event, Progress):
             return self._progress(event)
+        if isinstance(event, Delta) and not event.text and not event.logprobs:
+            # Tokens without a text, at the end: they are counted, but a client has nothing to do with them.
+            return []
         documents = self._leading(event.index)
         documents.append(self._delta(event) if isinstance(event, Delta) else self._finish(event))
         if self._ask.timings_per_token:

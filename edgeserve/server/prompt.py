@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from edgeserve.errors import InvalidRequestError
+from edgeserve.errors import ContextLengthError, InvalidRequestError
 from edgeserve.server.chat_template import ChatTemplate, Rendered
 from edgeserve.server.protocol import check_token_ids
 from edgeserve.server.protocol_chat import ChatRequest
 from edgeserve.server.protocol_completions import RawPrompt
+from edgeserve.server.template_process import TemplateError
 
 if TYPE_CHECKING:
     from edgeserve.llama import Model
@@ -41,8 +42,13 @@ class ChatPrompt:
 class PromptBuilder:
     """Bound to one model and its template."""
 
-    def __init__(self, model: Model, template: ChatTemplate, *, is_fallback: bool = False) -> None:
+    def __init__(
+        self, model: Model, template: ChatTemplate, *, n_ctx_seq: int = 0, is_fallback: bool = False
+    ) -> None:
+        """`n_ctx_seq` 0 tokenizes texts of any length."""
         self._model = model
+        self._n_ctx_seq = n_ctx_seq
+        self._longest_piece = longest_piece(model) if n_ctx_seq else 0
         self._template = template
         self._is_fallback = is_fallback
         self._control = control_pattern(model)
@@ -61,9 +67,13 @@ class PromptBuilder:
 
             messages, variables = _map_strings(messages, wrap), _map_strings(variables, wrap)
         rendered = self._render(ask, messages, variables, end)
+        self._check_length(rendered.prompt)
         segments = split_marked(rendered.prompt, opening, closing)
+        token_ids = tuple(self._tokenize(segments))
+        if not token_ids:
+            raise TemplateError("The model's chat template makes an empty prompt of this conversation.")
         return ChatPrompt(
-            token_ids=tuple(self._tokenize(segments)),
+            token_ids=token_ids,
             text="".join(text for text, _ in segments),
             generation_prompt=rendered.generation_prompt.replace(opening, "").replace(closing, ""),
         )
@@ -75,6 +85,7 @@ class PromptBuilder:
     def raw(self, prompt: RawPrompt) -> tuple[int, ...]:
         """A completion's prompt as it stands; control tokens written in it are read as such."""
         if isinstance(prompt, str):
+            self._check_length(prompt)
             token_ids = tuple(self._model.tokenize(prompt, add_special=True, parse_special=True))
         else:
             token_ids = prompt
@@ -82,6 +93,17 @@ class PromptBuilder:
         if not token_ids:
             raise InvalidRequestError("The prompt is empty.", param="prompt")
         return token_ids
+
+    def _check_length(self, text: str) -> None:
+        """Refuse what cannot fit before it takes a worker many seconds to find out by how much.
+
+        A token stands for a piece's length of text at most, so this never refuses what would fit.
+        """
+        if not self._n_ctx_seq:
+            return
+        least = len(text) // self._longest_piece
+        if least > self._n_ctx_seq:
+            raise ContextLengthError(least, self._n_ctx_seq, "It has at least so many: it was not tokenized.")
 
     def _render(
         self, ask: ChatRequest, messages: list[dict[str, Any]], variables: dict[str, Any], end: str
@@ -122,6 +144,11 @@ class PromptBuilder:
                 "The chat template and the tokenizer both add a beginning-of-text token; one is kept."
             )
         return token_ids[1:]
+
+
+def longest_piece(model: Model) -> int:
+    """The most bytes that one token stands for."""
+    return max(len(model.piece(token, special=True)) for token in range(model.n_vocab))
 
 
 def control_pattern(model: Model) -> re.Pattern[str] | None:

@@ -26,13 +26,24 @@ from edgeserve.server.protocol import GenerationRequest, check_token_ids
 from edgeserve.server.protocol_chat import ChatRequest
 from edgeserve.server.protocol_completions import CompletionRequest, NativeCompletionRequest, RawPrompt
 from edgeserve.server.reasoning import ReasoningStyle
-from edgeserve.server.respond import respond
+from edgeserve.server.respond import Job, respond
 from edgeserve.server.security import NAMESPACE_KEY
-from edgeserve.server.state import ServerState, Serving, state_of
+from edgeserve.server.state import ServerState, Serving
 
 
 async def chat_completions(http: HttpRequest) -> Response:
-    state = state_of(http)
+    return await respond(http, "chat", _chat)
+
+
+async def completions(http: HttpRequest) -> Response:
+    return await respond(http, "completions", _completions)
+
+
+async def native_completion(http: HttpRequest) -> Response:
+    return await respond(http, "completion", _native_completion)
+
+
+async def _chat(http: HttpRequest, state: ServerState) -> Job:
     serving = state.accepting()
     ask, arrival_s = await read_json(http, ChatRequest, state.config.max_body_bytes, state.limits.body_s)
     ask.check(state.limits)
@@ -49,11 +60,10 @@ async def chat_completions(http: HttpRequest) -> Response:
         eog_ids=serving.eog_ids,
     )
     answer = ChatAnswer(ask, generation, _identity(generation_id, serving, arrival_s), serving.token_texts)
-    return await respond(http, state, serving, generation, answer, stream=ask.stream)
+    return Job(serving, generation, answer, ask.stream)
 
 
-async def completions(http: HttpRequest) -> Response:
-    state = state_of(http)
+async def _completions(http: HttpRequest, state: ServerState) -> Job:
     serving = state.accepting()
     ask, arrival_s = await read_json(
         http, CompletionRequest, state.config.max_body_bytes, state.limits.body_s
@@ -66,11 +76,10 @@ async def completions(http: HttpRequest) -> Response:
     generation = Generation(generation_id, "completions", requests, len(prompts), eog_ids=serving.eog_ids)
     identity = _identity(generation_id, serving, arrival_s)
     answer = CompletionAnswer(ask, generation, identity, serving.token_texts, _echoes(ask, serving))
-    return await respond(http, state, serving, generation, answer, stream=ask.stream)
+    return Job(serving, generation, answer, ask.stream)
 
 
-async def native_completion(http: HttpRequest) -> Response:
-    state = state_of(http)
+async def _native_completion(http: HttpRequest, state: ServerState) -> Job:
     serving = state.accepting()
     ask, arrival_s = await read_json(
         http, NativeCompletionRequest, state.config.max_body_bytes, state.limits.body_s
@@ -82,7 +91,7 @@ async def native_completion(http: HttpRequest) -> Response:
     requests = _requests(http, generation_id, prompts, 1, sampling, arrival_s, ask)
     generation = Generation(generation_id, "completion", requests, eog_ids=serving.eog_ids)
     answer = NativeAnswer(ask, _identity(generation_id, serving, arrival_s), serving.token_texts)
-    return await respond(http, state, serving, generation, answer, stream=ask.stream)
+    return Job(serving, generation, answer, ask.stream)
 
 
 def _sampling(

@@ -5,6 +5,7 @@ None of them waits for the engine: they read its last published statistics.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ from edgeserve.errors import NotFoundError, UnavailableError
 from edgeserve.server.body import check_content_type, read_body
 from edgeserve.server.http_errors import error_response
 from edgeserve.server.metrics_export import CONTENT_TYPE
-from edgeserve.server.sse import EventStreamResponse, frame
+from edgeserve.server.sse import HEADERS, EventStreamResponse, frame
 from edgeserve.server.state import ServerState, Serving, state_of
 from edgeserve.server.stats_view import slots_document, snapshot_document
 
@@ -39,8 +40,17 @@ async def health(http: Request) -> Response:
         response = error_response(error)
         response.headers["Cache-Control"] = "no-store"
         return response
-    stats = serving.engine.stats
-    return JSONResponse({"status": "ok", "running": len(stats.running), "waiting": len(stats.waiting)})
+    stats, model = serving.engine.stats, serving.model
+    return JSONResponse(
+        {
+            "status": "ok",
+            "running": len(stats.running),
+            "waiting": len(stats.waiting),
+            "heartbeat_age_s": round(max(0.0, time.perf_counter() - stats.heartbeat_s), 3),
+            "layers": model.n_layer + 1,
+            "gpu_layers": model.num_gpu_layers,
+        }
+    )
 
 
 def _check_engine(state: ServerState, serving: Serving) -> None:
@@ -147,7 +157,10 @@ async def metrics(http: Request) -> Response:
 async def events(http: Request) -> Response:
     """The engine after each step, as server-sent events; a slow reader misses some snapshots."""
     state = state_of(http)
-    return EventStreamResponse(_snapshots(state, state.ready()), state.config.sse_ping_s)
+    serving = state.ready()
+    if http.method == "HEAD":
+        return Response(headers=HEADERS)
+    return EventStreamResponse(_snapshots(state, serving), state.config.sse_ping_s)
 
 
 async def _snapshots(state: ServerState, serving: Serving) -> AsyncGenerator[bytes, None]:

@@ -14,7 +14,6 @@ import ipaddress
 import re
 import uuid
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -28,6 +27,8 @@ PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 NAMESPACE_KEY = "edgeserve.cache_namespace"
 REQUEST_ID_KEY = "edgeserve.request_id"
 
+# A browser must not take an answer for a script or a page, whatever it finds in it.
+_HEADERS = {"X-Content-Type-Options": "nosniff"}
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.]+)?\]|[^:\[\]/@\s]+)(?::\d{1,5})?")
@@ -53,12 +54,13 @@ class Guard:
         try:
             self._check_host(headers, scope)
             self._check_origin(origin, headers)
+            _check_fetch(origin, headers)
         except RequestError as error:
             # No CORS headers: the page that asked must not even learn why.
-            send = _with_headers(send, {"X-Request-ID": scope[REQUEST_ID_KEY]})
+            send = _with_headers(send, {"X-Request-ID": scope[REQUEST_ID_KEY], **_HEADERS})
             await error_response(error)(scope, receive, send)
             return
-        send = _with_headers(send, {"X-Request-ID": scope[REQUEST_ID_KEY], **_cors(origin)})
+        send = _with_headers(send, {"X-Request-ID": scope[REQUEST_ID_KEY], **_HEADERS, **_cors(origin)})
         if scope["method"] == "OPTIONS":
             await _preflight(headers)(scope, receive, send)
             return
@@ -75,7 +77,7 @@ class Guard:
         if name is None or not self._answers_to(name, scope):
             raise ForbiddenError(
                 "This server does not answer to that Host.",
-                "Name it with --allowed-host if it is meant to.",
+                "Name it with --allow-host if it is meant to.",
                 code="host_not_allowed",
             )
 
@@ -91,21 +93,17 @@ class Guard:
 
     def _check_origin(self, origin: str | None, headers: Headers) -> None:
         if origin is not None and not self._allows_origin(origin, headers.get("host", "")):
-            raise ForbiddenError(
-                "Pages of that origin may not use this server.",
-                "Name it with --allowed-origin if they are meant to.",
-                code="origin_not_allowed",
-            )
+            raise _foreign_page()
 
     def _allows_origin(self, origin: str, host: str) -> bool:
         origin = origin.lower()
         if origin in self._origins:
             return True
-        parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https"):
+        scheme, _, authority = origin.partition("://")
+        if scheme not in ("http", "https"):
             return False
-        name = host_name(parts.netloc)
-        return name is not None and (is_loopback(name) or parts.netloc == host.lower())
+        name = host_name(authority)
+        return name is not None and (is_loopback(name) or authority == host.lower())
 
     def _check_key(self, headers: Headers, path: str) -> str:
         """The cache namespace of the key: what one key's holder sent must not be felt by another's."""
@@ -120,11 +118,30 @@ class Guard:
         return hashlib.sha256(given).hexdigest()[:16]
 
 
+def _check_fetch(origin: str | None, headers: Headers) -> None:
+    """Pictures and scripts of a foreign page come without an Origin; browsers tell by another header.
+
+    A link that somebody follows is no fetch: its answer is shown to that person and to no page.
+    """
+    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if origin is None and headers.get("sec-fetch-site") == "cross-site" and not is_link:
+        raise _foreign_page()
+
+
+def _foreign_page() -> ForbiddenError:
+    return ForbiddenError(
+        "Pages of that origin may not use this server.",
+        "Name it with --allow-origin if they are meant to.",
+        code="origin_not_allowed",
+    )
+
+
 def _given_key(headers: Headers) -> bytes:
+    """The bytes as they were sent (header values are Latin-1 here, whatever the client meant)."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
-        return token.strip().encode()
-    return headers.get("x-api-key", "").strip().encode()
+        return token.strip().encode("latin-1")
+    return headers.get("x-api-key", "").strip().encode("latin-1")
 
 
 def request_id(headers: Headers) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from edgeserve.errors import RequestError
-from edgeserve.server.http_errors import bug, error_document
+from edgeserve.server.http_errors import ClientLeftError, bug, error_document
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +29,6 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-
-
-class ClientGoneError(Exception):
-    """The client closed its connection; there is nobody to answer."""
 
 
 def frame(document: Mapping[str, Any]) -> bytes:
@@ -62,14 +58,23 @@ class EventStreamResponse(Response):
     """Sends frames as they come. What fails before the first frame or ping is still an ordinary error answer;
     what fails later becomes a frame of its own, and the stream ends without its usual close."""
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], ping_s: float) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        ping_s: float,
+        on_left: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
+        """`on_left` is told when the client left; possibly before the first frame was asked for."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._frames = with_pings(frames, ping_s)
+        self._on_left = on_left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGoneError):
+        try:
             await unless_gone(receive, self._send_all(send))
+        except ClientLeftError as error:
+            self._on_left(error)
 
     async def _send_all(self, send: Send) -> None:
         started = False
@@ -104,13 +109,13 @@ def _error_frame(error: Exception) -> bytes:
 
 
 async def unless_gone(receive: Callable[[], Awaitable[Message]], work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, cancelled with ClientGoneError when the connection closes first."""
+    """The result of `work`, cancelled with ClientLeftError when the connection closes first."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnect(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGoneError
+            raise ClientLeftError("The connection closed before the answer was there.")
         return working.result()
     finally:
         leaving.cancel()

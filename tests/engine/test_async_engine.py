@@ -211,3 +211,20 @@ def test_an_idle_engine_uses_no_processor_time(engine: AsyncEngine) -> None:
     after = own.cpu_times()
     used_s = after.user + after.system - before.user - before.system
     assert used_s < 0.02 * 2
+
+
+async def test_a_request_that_crosses_over_at_the_very_end_gets_an_answer(model: Model) -> None:
+    engine = AsyncEngine(model, EngineConfig(model.path, n_ctx=512, n_threads=1))
+    is_stopping = threading.Event()
+    engine._engine.runner.warm_up = lambda: is_stopping.wait(60)
+    engine.start()
+    last = asyncio.create_task(collect(engine, ask(model, "last")))
+    while not engine._commands:
+        await asyncio.sleep(0)
+    stop = asyncio.create_task(asyncio.to_thread(engine.stop))
+    while not engine._stopping:
+        await asyncio.sleep(0)
+    is_stopping.set()
+    [output] = await asyncio.wait_for(last, 60)
+    assert isinstance(output.error, UnavailableError)
+    await stop

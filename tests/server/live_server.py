@@ -18,6 +18,7 @@ from edgeserve.engine.async_engine import AsyncEngine
 from edgeserve.server.limits import Limits
 from edgeserve.server.ports import listen
 from edgeserve.server.run import DrainingServer, address_of
+from edgeserve.server.sse import PING
 from edgeserve.server.state import ServerState
 
 N_CTX_SEQ = 2048
@@ -55,7 +56,7 @@ class Live:
         assert {"message", "type", "param", "code"} <= set(error)
         return dict(error)
 
-    def wait_until(self, holds: Callable[[], bool], what: str, at_most_s: float = 30.0) -> None:
+    def wait_until(self, holds: Callable[[], bool], what: str, at_most_s: float = 90.0) -> None:
         deadline = time.monotonic() + at_most_s
         while not holds():
             assert time.monotonic() < deadline, f"still waiting: {what}"
@@ -103,8 +104,11 @@ def sse_documents(body: str) -> list[Any]:
 
 
 @contextmanager
-def streaming(live: Live, path: str = "/v1/chat/completions", **body: Any) -> Iterator[Iterator[bytes]]:
-    """An open stream of a long answer; leaving the block closes its connection."""
+def streaming(
+    live: Live, path: str = "/v1/chat/completions", *, keeps_pings: bool = False, **body: Any
+) -> Iterator[Iterator[bytes]]:
+    """An open stream of a long answer, without its pings: the first piece brings the first token. Leaving the
+    block closes the connection."""
     fields = {
         "messages": [{"role": "user", "content": "Tell me a story."}],
         "stream": True,
@@ -119,10 +123,10 @@ def streaming(live: Live, path: str = "/v1/chat/completions", **body: Any) -> It
         assert response.status_code == 200, response.read()
         # Held here: an iterator that is thrown away takes its connection with it.
         chunks = response.iter_raw()
-        yield chunks
+        yield chunks if keeps_pings else (chunk for chunk in chunks if chunk.replace(PING, b""))
 
 
-def raw_request(live: Live, text: str | bytes, timeout_s: float = 20.0) -> bytes:
+def raw_request(live: Live, text: str | bytes, timeout_s: float = 90.0) -> bytes:
     """What the server answers to these very bytes, until it closes the connection."""
     data = text.encode("latin-1") if isinstance(text, str) else text
     with socket.create_connection(("127.0.0.1", live.port), timeout=timeout_s) as sock:

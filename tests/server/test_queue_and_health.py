@@ -70,7 +70,7 @@ def test_silence_is_filled_with_comments(live: Live) -> None:
     with ExitStack() as others:
         for _ in range(NUM_SLOTS):
             next(others.enter_context(streaming(live)))
-        with streaming(live, max_tokens=3) as waiting:
+        with streaming(live, keeps_pings=True, max_tokens=3) as waiting:
             received.append(next(waiting))
             others.close()
             received += waiting

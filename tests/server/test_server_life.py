@@ -67,6 +67,7 @@ class StoppedEngine:
     """An engine whose thread does nothing more: what cannot be caused with the real one."""
 
     model: Model
+    config: EngineConfig
     is_alive: bool = True
     stats: EngineStats = field(default_factory=EngineStats)
 
@@ -95,7 +96,10 @@ def test_a_stuck_engine_is_told_from_a_busy_and_an_idle_one(
 ) -> None:
     state = ServerState(ServerConfig())
     stopped: Any = StoppedEngine(
-        model, True, stats_of(silent_s, has_work=has_work, longest_step_s=longest_step_s)
+        model,
+        EngineConfig(model.path),
+        True,
+        stats_of(silent_s, has_work=has_work, longest_step_s=longest_step_s),
     )
     state.attach(stopped)
     with serving(state) as live:
@@ -166,8 +170,11 @@ def test_sigterm_lets_the_running_finish_and_nobody_in(child: subprocess.Popen[s
     out, err = child.communicate(timeout=READY_S)
     assert child.returncode == 0
     assert f"ended by {int(signal.SIGTERM)}" in out
-    [line] = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
-    assert line["outcome"] == "length"
+    lines = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert [(line["outcome"], line.get("error")) for line in lines] == [
+        ("rejected", "draining"),
+        ("length", None),
+    ]
 
 
 def test_a_second_signal_does_not_wait(child: subprocess.Popen[str]) -> None:
