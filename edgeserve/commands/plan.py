@@ -26,17 +26,12 @@ from edgeserve.model_list import find_entry, read_models_list
 from edgeserve.model_reference import parse_hub_reference
 from edgeserve.planner.device_search import find_profile
 from edgeserve.planner.extras import Extras
-from edgeserve.planner.fit import Sizer
 from edgeserve.planner.goals import PREFERENCES, FixedSettings, Goals, Preference
 from edgeserve.planner.here import here
 from edgeserve.planner.plan import Plan, make_plan
 from edgeserve.planner.plan_json import plan_to_json
-from edgeserve.planner.plan_markdown import plan_markdown
-from edgeserve.planner.plan_speed import Speeds
-from edgeserve.planner.plan_table import table_json, table_lines, table_of
 from edgeserve.planner.plan_text import plan_lines
 from edgeserve.planner.target import Target, described_target
-from edgeserve.planner.verify import verify, verify_json, verify_lines
 from edgeserve.settings.sources import parse
 from edgeserve.settings.table import SETTINGS
 
@@ -86,24 +81,37 @@ def run(request: Request, form: Form) -> int:
 
 
 def _answer(plan: Plan, header: GGUFHeader, reference: str, request: Request, form: Form) -> str:
+    # Forms that few ask for are imported when they are: a plan should be there at once.
     if form.quants:
         from edgeserve.commands import plan_quants
 
         rows = plan_quants.compare(reference, header, plan, offline=request.offline)
         return plan_quants.quants_json(rows) if form.as_json else "\n".join(plan_quants.lines(rows, plan))
     if form.table:
-        cells = table_of(plan, Sizer(header, plan.target), Speeds(header, plan.target))
-        return _dump(table_json(cells, plan)) if form.as_json else "\n".join(table_lines(cells, plan))
+        return _table(plan, header, form)
     if form.markdown:
+        from edgeserve.planner.plan_markdown import plan_markdown
+
         return plan_markdown(plan)
     repo = hub_name(reference, plan.model.quant)
     document = plan_to_json(plan, reference, repo)
     lines = plan_lines(plan, reference, ink_for(sys.stdout, os.environ), repo)
     if form.verify:
+        from edgeserve.planner.verify import verify, verify_json, verify_lines
+
         compared = verify(plan, header)
         document["verified"] = verify_json(compared)
         lines += ["", *verify_lines(compared)]
     return _dump({"reference": reference, **document}) if form.as_json else "\n".join(lines)
+
+
+def _table(plan: Plan, header: GGUFHeader, form: Form) -> str:
+    from edgeserve.planner.fit import Sizer
+    from edgeserve.planner.plan_speed import Speeds
+    from edgeserve.planner.plan_table import table_json, table_lines, table_of
+
+    cells = table_of(plan, Sizer(header, plan.target), Speeds(header, plan.target))
+    return _dump(table_json(cells, plan)) if form.as_json else "\n".join(table_lines(cells, plan))
 
 
 def _dump(document: Mapping[str, Any]) -> str:

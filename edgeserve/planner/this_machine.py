@@ -71,8 +71,10 @@ def this_machine(
     gpus = _one_backend(nvml_devices() if ggml_devices is None else ggml_devices)
     pools = _pools(gpus, memory)
     host_name = _host_name() if host_name is None else host_name
-    profile = _profile(gpus, pools, cpu, host_name)
-    return ThisMachine(profile, _known(host_name), pools, cpu, memory)
+    # Looked up once: a look-up reads every profile.
+    host_profile = _known(host_name)
+    profile = _profile(gpus, pools, cpu, host_name, host_profile)
+    return ThisMachine(profile, host_profile, pools, cpu, memory)
 
 
 def nvml_devices() -> tuple[GgmlDevice, ...]:
@@ -157,13 +159,18 @@ def _free_of(free: int, total: int) -> str:
 
 
 def _profile(
-    gpus: Sequence[GgmlDevice], pools: Sequence[MemoryPool], cpu: CpuBudget, host_name: str
+    gpus: Sequence[GgmlDevice],
+    pools: Sequence[MemoryPool],
+    cpu: CpuBudget,
+    host_name: str,
+    host_profile: DeviceProfile | None,
 ) -> DeviceProfile:
     """The shipped profile of that name with the measured memory; without one, a profile without figures."""
     name = gpus[0].description if gpus else host_name
     unified = not gpus or _is_unified(gpus[0])
     # The processor's memory bandwidth is a card's least of all.
-    known = _known(name) or (_known(host_name) if unified else None)
+    known = _known(name) if gpus else None
+    known = known or (host_profile if unified else None)
     base = known or DeviceProfile("", "", "unknown", "unknown", "unknown", (), "unified", (), "host", "")
     backends = (*dict.fromkeys(_backend(gpu) for gpu in gpus), "cpu")
     told = f"bandwidth and compute from the profile {known.key}" if known else "bandwidth and compute unknown"
