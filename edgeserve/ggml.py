@@ -28,6 +28,13 @@ def system_info() -> str:
     return str(load_library().llama_print_system_info().decode())
 
 
+def commit() -> str:
+    """The commit that ggml was built from; "" where the build does not tell."""
+    if not hasattr(load_library()._lib, "ggml_commit"):
+        return ""
+    return str(ggml_function("ggml_commit", ctypes.c_char_p)().decode())
+
+
 def supports_gpu_offload() -> bool:
     """Whether this build can place layers on a GPU at all."""
     return bool(load_library().llama_supports_gpu_offload())

@@ -27,6 +27,12 @@ MIN_SAMPLES_P99 = 200
 MIN_TOKENS_FOR_RATE = 8
 
 
+# The chat template's own first tokens are the same in every prompt: cached ones up to here tell nothing.
+TEMPLATE_TOKENS = 16
+MISS_BELOW_SHARE = 0.05
+HIT_FROM_SHARE = 0.8
+
+
 class TimelineError(UsageError):
     """Time stamps that cannot be one request's: not finite, none at all, before the arrival, out of order."""
 
@@ -144,6 +150,14 @@ class TtftParts:
     def unexplained_s(self, ttft_s: float) -> float:
         """What the parts leave over of an independently stamped TTFT."""
         return ttft_s - self.total_s
+
+
+def cache_state(num_prompt_tokens: int, num_cached_tokens: int) -> str:
+    """miss, partial or hit: how much of a prompt was found resident. Never averaged over."""
+    share = num_cached_tokens / num_prompt_tokens if num_prompt_tokens else 0.0
+    if num_cached_tokens <= TEMPLATE_TOKENS or share < MISS_BELOW_SHARE:
+        return "miss"
+    return "hit" if share >= HIT_FROM_SHARE else "partial"
 
 
 def mean_tpot_s(timelines: Iterable[Timeline]) -> float | None:

@@ -16,16 +16,13 @@ from statistics import median
 from edgeserve import metrics
 from edgeserve.bench.runner import Outcome, Record
 from edgeserve.bench.steadiness import Steadiness, steadiness
-from edgeserve.metrics import SLO, LittlesLaw, Summary, Timeline
+from edgeserve.metrics import SLO, TEMPLATE_TOKENS, LittlesLaw, Summary, Timeline
 
-COLD_BELOW_SHARE = 0.05
-WARM_FROM_SHARE = 0.8
+_CACHE_WORDS = {"miss": "cold", "partial": "partial", "hit": "warm"}
 SENT_TOO_LATE_S = 0.005
 SENT_TOO_LATE_OF_TTFT = 0.02
 WARN_CACHED_SHARE = 0.01
 MIN_MEASURED = 10
-# The chat template's own first tokens are the same in every prompt, and cached after the first one.
-TEMPLATE_TOKENS = 16
 WARN_LITTLE_GAP = 0.05
 
 FAILURES = (Outcome.ERROR, Outcome.TIMEOUT, Outcome.EMPTY)
@@ -80,10 +77,7 @@ def bucket_of(record: Record) -> Bucket:
     length = 2 ** round(math.log2(prompt)) if prompt else None
     if prompt is None or cached is None:
         return Bucket(length, "unknown")
-    share = cached / prompt
-    is_cold = cached <= TEMPLATE_TOKENS or share < COLD_BELOW_SHARE
-    cache = "cold" if is_cold else "warm" if share >= WARM_FROM_SHARE else "partial"
-    return Bucket(length, cache)
+    return Bucket(length, _CACHE_WORDS[metrics.cache_state(prompt, cached)])
 
 
 @dataclass(frozen=True)

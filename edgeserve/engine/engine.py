@@ -6,7 +6,7 @@ Owns the sequences, their finish rules, their text and their timeline. Knows not
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from edgeserve.config import EngineConfig
@@ -20,10 +20,10 @@ from edgeserve.engine.request import (
     RequestOutput,
     Sequence,
     SequenceStats,
-    StepStats,
     TokenLogprob,
 )
 from edgeserve.engine.scheduler import Chunk, FixedChunk, Scheduler, SchedulerOutput
+from edgeserve.engine.step_book import StepBook
 from edgeserve.engine.step_cost import StepCost
 from edgeserve.errors import (
     ContextLengthError,
@@ -34,8 +34,6 @@ from edgeserve.errors import (
 )
 from edgeserve.llama import Model
 from edgeserve.llama_context import Context
-
-_NUM_RECENT_STEPS = 64
 
 
 class Engine:
@@ -58,9 +56,8 @@ class Engine:
         self._detokenizers: dict[str, Detokenizer] = {}
         self._totals: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
-        self._prefill_s = self._decode_s = 0.0
-        self._recent_steps: deque[StepStats] = deque(maxlen=_NUM_RECENT_STEPS)
-        self._num_steps = 0
+        self._book = StepBook()
+        self._n_tokens_max = 0
 
     @property
     def has_work(self) -> bool:
@@ -186,6 +183,7 @@ class Engine:
         sequence.last_token_s = now_s
         self.scheduler.append_token(sequence, token_id)
         self._totals["output"] += 1
+        self._n_tokens_max = max(self._n_tokens_max, sequence.num_tokens)
         logprobs = (logprob,) if logprob else ()
         detokenizer = self._detokenizers[sequence.request_id]
         is_eog = token_id in self._model.eog_ids
@@ -245,27 +243,24 @@ class Engine:
         self.step_cost.observe(num_decodes, num_prefill, duration)
         alone_s = self.step_cost.decode_s(num_decodes) if num_prefill else duration
         decode_s = min(duration, alone_s)
-        self._decode_s += decode_s
-        self._prefill_s += duration - decode_s
+        self._book.add(start_s, duration, num_decodes, num_prefill, decode_s)
         for chunk in decision.decodes:
             chunk.sequence.stalled_s += duration - decode_s
-        self._num_steps += 1
-        self._recent_steps.append(StepStats(self._num_steps, start_s, duration, num_decodes, num_prefill))
 
     def _retry_after_s(self) -> float:
         """When a slot is likely to be free: the tokens that running sequences may still make, at the speed so
         far, shared by the slots."""
-        if not self._totals["output"] or not self._num_steps:
+        if not self._totals["output"] or not self._book.num_steps:
             return 1.0
         left = [sequence.max_tokens - sequence.num_output_tokens for sequence in self.scheduler.running]
-        per_token_s = (self._decode_s + self._prefill_s) / self._totals["output"]
+        per_token_s = (self._book.decode_s + self._book.prefill_s) / self._totals["output"]
         return max(1.0, min(left, default=0) * per_token_s)
 
     def stats(self) -> EngineStats:
         """The engine as it stands, for observers."""
         cache = self.scheduler.kv_cache
         return EngineStats(
-            num_steps=self._num_steps,
+            num_steps=self._book.num_steps,
             running=tuple(_sequence_stats(sequence) for sequence in self.scheduler.running),
             waiting=tuple(self._waiting_stats()),
             num_slots=len(cache.slots),
@@ -273,12 +268,17 @@ class Engine:
             n_ctx_seq=cache.n_ctx_seq,
             num_used_cells=cache.num_used_cells,
             num_cached_cells=cache.num_cached_cells,
-            recent_steps=tuple(self._recent_steps),
+            recent_steps=tuple(self._book.recent),
             num_prompt_tokens_total=self._totals["prompt"],
             num_cached_tokens_total=self._totals["cached"],
             num_output_tokens_total=self._totals["output"],
-            prefill_s_total=self._prefill_s,
-            decode_s_total=self._decode_s,
+            prefill_s_total=self._book.prefill_s,
+            decode_s_total=self._book.decode_s,
+            sample_s_total=self.runner.sample_s,
+            steps_total=dict(self._book.count_by_kind),
+            step_s_total=dict(self._book.seconds_by_kind),
+            num_evicted_tokens_total=cache.num_evicted_tokens,
+            n_tokens_max=self._n_tokens_max,
             finished_total=dict(self._finished),
             heartbeat_s=time.perf_counter(),
         )

@@ -74,6 +74,8 @@ class KVCache:
         self.unified = unified
         self._can_share = can_share
         self._age = 0.0
+        self.num_evicted_tokens = 0
+        """Cached tokens given up for others so far."""
 
     @property
     def num_used_cells(self) -> int:
@@ -149,15 +151,16 @@ class KVCache:
         for victim in placement.evict:
             self._give_up(victim)
         if placement.source or len(slot.token_ids) > len(prefix):
-            self._give_up(slot)
+            self._give_up(slot, num_kept=0 if placement.source else len(prefix))
         slot.token_ids = prefix
         slot.namespace = sequence.request.cache_namespace
         slot.sequence = sequence
         sequence.seq_id = slot.seq_id
 
-    def _give_up(self, slot: Slot) -> None:
+    def _give_up(self, slot: Slot, num_kept: int = 0) -> None:
         if slot.token_ids:
             self._age = max(self._age, slot.priority)
+        self.num_evicted_tokens += len(slot.token_ids) - num_kept
         slot.token_ids = []
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:

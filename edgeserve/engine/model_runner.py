@@ -6,6 +6,7 @@ rules or text.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ class ModelRunner:
         self._context = context
         self._batch = Batch(n_batch)
         self._samplers: dict[str, Sampler] = {}
+        self.sample_s = 0.0
+        """Time spent on drawing tokens so far, after steps were computed."""
 
     def warm_up(self) -> None:
         """Decode one token and forget it: the weights come off the disk now, not in the first request."""
@@ -78,7 +81,10 @@ class ModelRunner:
             raise DecodeFailedError(f"llama_decode failed: {error}.") from error
         if code != 0:
             raise DecodeFailedError(_explain(code))
-        return [self._sample(chunk, row) for chunk, row in zip(chunks, rows, strict=True)]
+        start_s = time.perf_counter()
+        sampled = [self._sample(chunk, row) for chunk, row in zip(chunks, rows, strict=True)]
+        self.sample_s += time.perf_counter() - start_s
+        return sampled
 
     def release(self, sequence: Sequence) -> None:
         """Free a finished sequence's sampler. Its tokens stay resident as prefix cache."""

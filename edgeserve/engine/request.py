@@ -242,6 +242,15 @@ class EngineStats:
     num_output_tokens_total: int = 0
     prefill_s_total: float = 0.0
     decode_s_total: float = 0.0
+    sample_s_total: float = 0.0
+    """Drawing tokens; a part of the two above. On a GPU it includes waiting for the step's result."""
+    steps_total: dict[str, int] = field(default_factory=dict)
+    """Steps by what they carried: decode, prefill, or mixed."""
+    step_s_total: dict[str, float] = field(default_factory=dict)
+    num_evicted_tokens_total: int = 0
+    """Cached tokens given up to make room."""
+    n_tokens_max: int = 0
+    """The longest that any sequence became."""
     finished_total: dict[str, int] = field(default_factory=dict)
     heartbeat_s: float = 0.0
     """Clock of the engine thread's last sign of life; compare with time.perf_counter()."""
