@@ -1,23 +1,21 @@
-"""Prometheus metrics: histograms of what requests met, and the engine's counters read when scraped.
+"""Prometheus metrics of what requests met: counters by outcome and histograms by prefix cache state.
 
-Owns names, units, buckets and labels. Base units, `_total` for counters, few label values. The same numbers
-are also told under llama-server's names, so that dashboards made for it work. Definitions are metrics.py's.
+Owns names, units, buckets and labels. Base units, `_total` for counters, few label values. Every histogram of
+a request carries `cache`: a warm prefix and a cold prompt are never averaged together. The engine's own
+counters are in engine_collector.py; definitions are metrics.py's.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
-from edgeserve.engine.request import EngineStats, RequestTimings, SequenceStatus
-from edgeserve.server.stats_view import recent_rates
+from edgeserve.engine.request import EngineStats, RequestTimings
+from edgeserve.metrics import cache_state
+from edgeserve.server.engine_collector import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,12 +31,17 @@ OUTCOMES = ("ok", "length", "cancelled", "rejected", "timeout", "error")
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the info metrics say of what runs."""
+    """What the info metrics say of what runs. `device` names the backend, `load_s` how long loading took."""
 
     model: str
     arch: str
     version: str
     runtime: str
+    quant: str = ""
+    n_ctx: int = 0
+    device: str = ""
+    commit: str = ""
+    load_s: float = 0.0
 
 
 class Metrics:
@@ -47,165 +50,95 @@ class Metrics:
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(stats))
+        # CPU time and memory of this process, where the system tells them (Linux).
+        ProcessCollector(registry=self.registry)
         self.requests = Counter(
             "edgeserve_requests", "Requests by outcome", ["endpoint", "outcome"], registry=self.registry
         )
-        self.ttft = self._histogram(
-            "time_to_first_token",
-            "HTTP arrival to first token, by prefix cache hit",
-            _WAIT_BUCKETS,
-            ["cache"],
+        self.cancelled_in_queue = Counter(
+            "edgeserve_requests_cancelled_in_queue",
+            "Of the cancelled requests, those that no step was spent on",
+            registry=self.registry,
         )
-        self.queue = self._histogram("request_queue", "HTTP arrival to the first step", _WAIT_BUCKETS)
-        self.prefill = self._histogram("request_prefill", "First step to first token", _WAIT_BUCKETS)
-        self.decode = self._histogram("request_decode", "First token to last token", _WAIT_BUCKETS)
-        self.duration = self._histogram("request_duration", "HTTP arrival to the end", _DURATION_BUCKETS)
-        self.itl = self._histogram("inter_token_latency", "Time between two tokens", _TOKEN_BUCKETS)
-        self.tpot = self._histogram("time_per_output_token", "Mean gap of one request", _TOKEN_BUCKETS)
+        self.ttft = self._seconds("time_to_first_token", "HTTP arrival to first token", _WAIT_BUCKETS)
+        self.front_end = self._seconds("request_front_end", "HTTP arrival to the queue", _WAIT_BUCKETS)
+        self.queue = self._seconds("request_queue", "HTTP arrival to the first step", _WAIT_BUCKETS)
+        self.prefill = self._seconds("request_prefill", "First step to first token", _WAIT_BUCKETS)
+        self.decode = self._seconds("request_decode", "First token to last token", _WAIT_BUCKETS)
+        self.stalled = self._seconds(
+            "request_stalled", "Of the decode, waiting for prompts of others", _WAIT_BUCKETS
+        )
+        self.duration = self._seconds("request_duration", "HTTP arrival to the end", _DURATION_BUCKETS)
+        self.itl = self._seconds("inter_token_latency", "Time between two tokens", _TOKEN_BUCKETS)
+        self.tpot = self._seconds("time_per_output_token", "Mean gap of one request", _TOKEN_BUCKETS)
         self.prompt_tokens = self._counts("request_prompt_tokens", "Prompt tokens of a request")
+        self.cached_tokens = self._counts("request_cached_tokens", "Of these, found in the prefix cache")
         self.generation_tokens = self._counts("request_generation_tokens", "Output tokens of a request")
 
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], labels: Iterable[str] = ()
-    ) -> Histogram:
+    def _seconds(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         full_name = f"edgeserve_{name}_seconds"
-        return Histogram(full_name, text, labels, buckets=buckets, registry=self.registry)
+        return Histogram(full_name, text, ["cache"], buckets=buckets, registry=self.registry)
 
     def _counts(self, name: str, text: str) -> Histogram:
-        return Histogram(f"edgeserve_{name}", text, buckets=_COUNT_BUCKETS, registry=self.registry)
+        return Histogram(f"edgeserve_{name}", text, ["cache"], buckets=_COUNT_BUCKETS, registry=self.registry)
 
     def describe(self, info: ModelInfo) -> None:
         """Called once, when the model is there."""
-        build = Gauge(
-            "edgeserve_build_info", "Versions", ["version", "llama_cpp_python"], registry=self.registry
-        )
-        build.labels(info.version, info.runtime).set(1)
-        model = Gauge("edgeserve_model_info", "The loaded model", ["model", "arch"], registry=self.registry)
-        model.labels(info.model, info.arch).set(1)
+        build = {"version": info.version, "llama_cpp_python": info.runtime, "ggml_commit": info.commit}
+        model = {
+            "model": info.model,
+            "arch": info.arch,
+            "quant": info.quant,
+            "n_ctx": str(info.n_ctx),
+            "device": info.device,
+        }
+        for name, text, labels in (
+            ("build_info", "Versions", build),
+            ("model_info", "The loaded model", model),
+        ):
+            Gauge(f"edgeserve_{name}", text, list(labels), registry=self.registry).labels(**labels).set(1)
+        Gauge(
+            "edgeserve_model_load_seconds",
+            "From the start to the first served request",
+            registry=self.registry,
+        ).set(info.load_s)
 
-    def observe_request(self, endpoint: str, outcome: str, duration_s: float) -> None:
+    def observe_request(self, endpoint: str, outcome: str, duration_s: float, cache: str) -> None:
         self.requests.labels(endpoint, outcome).inc()
         if outcome in ("ok", "length"):
-            self.duration.observe(duration_s)
+            self.duration.labels(cache).observe(duration_s)
 
-    def observe_choice(self, timings: RequestTimings, *, is_complete: bool) -> None:
+    def observe_gap(self, timings: RequestTimings, gap_s: float) -> None:
+        self.itl.labels(cache_state_of(timings)).observe(gap_s)
+
+    def observe_choice(self, timings: RequestTimings, front_end_s: float, *, is_complete: bool) -> None:
         """One choice's times. What an abandoned one did not reach is left out, not counted as zero."""
-        if timings.ttft_s is not None:
-            self.ttft.labels(cache_state(timings)).observe(timings.ttft_s)
-        for histogram, value in ((self.queue, timings.queue_s), (self.prefill, timings.prefill_s)):
+        cache = cache_state_of(timings)
+        self.front_end.labels(cache).observe(front_end_s)
+        for histogram, value in (
+            (self.ttft, timings.ttft_s),
+            (self.queue, timings.queue_s),
+            (self.prefill, timings.prefill_s),
+        ):
             if value is not None:
-                histogram.observe(value)
-        if not is_complete:
+                histogram.labels(cache).observe(value)
+        if is_complete:
+            self._observe_whole(timings, cache)
+
+    def _observe_whole(self, timings: RequestTimings, cache: str) -> None:
+        self.prompt_tokens.labels(cache).observe(timings.num_prompt_tokens)
+        self.cached_tokens.labels(cache).observe(timings.num_cached_tokens)
+        self.generation_tokens.labels(cache).observe(timings.num_output_tokens)
+        if timings.decode_s is None:
             return
-        self.prompt_tokens.observe(timings.num_prompt_tokens)
-        self.generation_tokens.observe(timings.num_output_tokens)
-        if timings.decode_s is not None:
-            self.decode.observe(timings.decode_s)
-            if timings.num_output_tokens > 1:
-                self.tpot.observe(timings.decode_s / (timings.num_output_tokens - 1))
+        self.decode.labels(cache).observe(timings.decode_s)
+        self.stalled.labels(cache).observe(timings.stalled_s)
+        if timings.num_output_tokens > 1:
+            self.tpot.labels(cache).observe(timings.decode_s / (timings.num_output_tokens - 1))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
 
-def cache_state(timings: RequestTimings) -> str:
-    """hit: all but the one token that must be computed came from the cache."""
-    if timings.num_cached_tokens == 0:
-        return "miss"
-    return "hit" if timings.num_cached_tokens >= timings.num_prompt_tokens - 1 else "partial"
-
-
-class EngineCollector(Collector):
-    """The engine's own counters, read at the moment of the scrape; nothing before the model is loaded."""
-
-    def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
-        self._stats = stats
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
-        if stats is None:
-            return
-        rates = recent_rates(stats, time.perf_counter())
-        yield from _counters(stats)
-        yield from _gauges(stats, rates)
-        yield from _llama_server(stats, rates)
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-
-def _counters(stats: EngineStats) -> Iterable[Metric]:
-    prompt, cached = stats.num_prompt_tokens_total, stats.num_cached_tokens_total
-    for name, text, value in (
-        ("prompt_tokens", "Prompt tokens computed; cached ones are not among them", prompt - cached),
-        ("prompt_tokens_cached", "Prompt tokens found in the prefix cache", cached),
-        ("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache", prompt),
-        ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache", cached),
-        ("generation_tokens", "Output tokens", stats.num_output_tokens_total),
-        ("decode_calls", "Engine steps: llama_decode calls", stats.num_steps),
-        ("prefill_seconds", "Step time spent on prompts", stats.prefill_s_total),
-        ("decode_seconds", "Step time spent on output tokens", stats.decode_s_total),
-    ):
-        yield CounterMetricFamily(f"edgeserve_{name}", text, value=value)
-    finished = CounterMetricFamily(
-        "edgeserve_sequences_finished", "Sequences by their end", labels=["reason"]
-    )
-    for reason, count in stats.finished_total.items():
-        finished.add_metric([reason], count)
-    yield finished
-
-
-def _gauges(stats: EngineStats, rates: dict[str, float]) -> Iterable[Metric]:
-    used = stats.num_used_cells - stats.num_cached_cells
-    for name, text, value in (
-        ("requests_running", "Sequences in a slot", len(stats.running)),
-        ("requests_waiting", "Sequences waiting for a slot or for cells", len(stats.waiting)),
-        (
-            "kv_cache_usage_ratio",
-            "Cells in use, idle prefixes included",
-            _share(stats.num_used_cells, stats.n_ctx),
-        ),
-        ("batch_tokens", "Tokens in the latest step", _batch_tokens(stats)),
-        ("prompt_tokens_per_second", "Prompt speed over the last seconds", rates["prompt_tokens_per_s"]),
-        ("generation_tokens_per_second", "Output speed over the last seconds", rates["output_tokens_per_s"]),
-    ):
-        yield GaugeMetricFamily(f"edgeserve_{name}", text, value=value)
-    cells = GaugeMetricFamily("edgeserve_kv_cells", "KV cells", labels=["state"])
-    for state, count in (("used", used), ("cached", stats.num_cached_cells), ("total", stats.n_ctx)):
-        cells.add_metric([state], count)
-    yield cells
-    sequences = GaugeMetricFamily("edgeserve_sequences", "Sequences by state", labels=["state"])
-    everyone = [sequence.status for sequence in (*stats.running, *stats.waiting)]
-    for status in (SequenceStatus.WAITING, SequenceStatus.PREFILL, SequenceStatus.DECODE):
-        sequences.add_metric([status.value], everyone.count(status))
-    yield sequences
-
-
-def _llama_server(stats: EngineStats, rates: dict[str, float]) -> Iterable[Metric]:
-    cached = stats.num_cached_tokens_total
-    for name, text, value in (
-        ("prompt_tokens", "Prompt tokens processed", stats.num_prompt_tokens_total - cached),
-        ("prompt_tokens_cached", "Prompt tokens reused", cached),
-        ("prompt_seconds", "Prompt processing time", stats.prefill_s_total),
-        ("tokens_predicted", "Generated tokens", stats.num_output_tokens_total),
-        ("tokens_predicted_seconds", "Generation time", stats.decode_s_total),
-        ("n_decode", "llama_decode calls", stats.num_steps),
-    ):
-        yield CounterMetricFamily(f"llamacpp:{name}", text, value=value)
-    for name, text, value in (
-        ("prompt_tokens_seconds", "Prompt tokens a second", rates["prompt_tokens_per_s"]),
-        ("predicted_tokens_seconds", "Generated tokens a second", rates["output_tokens_per_s"]),
-        ("requests_processing", "Requests in a slot", len(stats.running)),
-        ("requests_deferred", "Requests waiting", len(stats.waiting)),
-        ("n_busy_slots_per_decode", "Decoding slots a step", rates["decodes_per_step"]),
-    ):
-        yield GaugeMetricFamily(f"llamacpp:{name}", text, value=value)
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
-def _batch_tokens(stats: EngineStats) -> int:
-    step = stats.last_step
-    return 0 if step is None else step.num_decode_tokens + step.num_prefill_tokens
+def cache_state_of(timings: RequestTimings) -> str:
+    return cache_state(timings.num_prompt_tokens, timings.num_cached_tokens)

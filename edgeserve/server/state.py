@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
-from edgeserve.config import ServerConfig
+from edgeserve import ggml
+from edgeserve.config import EngineConfig, ServerConfig
 from edgeserve.engine.request import EngineStats
 from edgeserve.errors import EdgeserveError, UnavailableError
 from edgeserve.server.answer import TokenTexts
@@ -62,7 +63,9 @@ class Serving:
             limits=limits,
         )
         self._probe()
-        self.prompts = PromptBuilder(model, self.template, is_fallback=not source)
+        self.prompts = PromptBuilder(
+            model, self.template, n_ctx_seq=engine.config.n_ctx_seq, is_fallback=not source
+        )
         self.style: ReasoningStyle = style_of(self.template.source)
         self.shows_control_tokens = any(self.prompts.is_control(mark) for mark in self.style.marks)
         # Found by asking for every token of the vocabulary: not while the first request waits.
@@ -79,9 +82,19 @@ class Serving:
     def fingerprint(self) -> str:
         return f"edgeserve-{self.version}"
 
-    def info(self) -> ModelInfo:
-        arch = self.model.metadata.get("general.architecture", "")
-        return ModelInfo(self.model_id, arch, self.version, _version("llama-cpp-python"))
+    def info(self, load_s: float) -> ModelInfo:
+        return ModelInfo(
+            model=self.model_id,
+            arch=self.model.metadata.get("general.architecture", ""),
+            version=self.version,
+            runtime=_version("llama-cpp-python"),
+            # llama.cpp's description is "llama 135M Q4_1".
+            quant=self.model.description.split(" ", 2)[-1],
+            n_ctx=self.engine.config.n_ctx,
+            device=_device_of(self.engine.config),
+            commit=ggml.commit(),
+            load_s=load_s,
+        )
 
 
 class ServerState:
@@ -99,6 +112,7 @@ class ServerState:
         self.is_draining = False
         self.is_closing = False
         self._active: dict[str, Generation] = {}
+        self._started_s = time.perf_counter()
 
     def report_progress(self, fraction: float) -> None:
         self.load_progress = fraction
@@ -106,7 +120,7 @@ class ServerState:
     def attach(self, engine: AsyncEngine) -> None:
         """The model is there: requests are served from now on."""
         serving = Serving(engine, self.config, self.limits)
-        self.metrics.describe(serving.info())
+        self.metrics.describe(serving.info(time.perf_counter() - self._started_s))
         self.serving = serving
 
     def fail(self, error: EdgeserveError) -> None:
@@ -187,6 +201,14 @@ def state_of(request: HTTPConnection) -> ServerState:
 
 def _token(model: Model, token_id: int) -> str:
     return model.piece(token_id, special=True).decode("utf-8", "replace") if token_id >= 0 else ""
+
+
+def _device_of(config: EngineConfig) -> str:
+    """Names of the devices that layers were asked onto, in ggml's words."""
+    if config.n_gpu_layers == 0 or not ggml.supports_gpu_offload():
+        return "CPU"
+    gpus = [device.name for device in ggml.devices() if device.type in ("gpu", "igpu")]
+    return ",".join(config.devices or gpus) or "CPU"
 
 
 def _name_of(path: str) -> str:
