@@ -28,6 +28,7 @@ _SIGNS = {
         ("█ ▒ ░", "KV cells in use, reusable (idle prefixes), free"),
         ("╌", "the server's target for the gap between two tokens"),
         ("~", "an estimate"),
+        ("from files", "memory mapped from the model's file, which the system can drop"),
         ("own/token", "decode time without the time that others' prompts took"),
     ],
 }

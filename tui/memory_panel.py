@@ -114,7 +114,7 @@ class MemoryPanel(Widget):
             return [self._text("real", f"{words.size(real.resident_bytes)} resident")]
         return [
             self._text("real", f"{words.size(real.private_bytes)} private"),
-            self._text("", f"+ {words.size(real.file_bytes)} from files (droppable)"),
+            self._text("", f"+ {words.size(real.file_bytes)} from files"),
         ]
 
     # --- pieces

@@ -158,7 +158,7 @@ async def test_llama_server_shows_what_it_tells_and_names_the_rest():
     metrics = {"requests_deferred": 3, "prompt_tokens_total": 0, "prompt_seconds_total": 0}
     with llama_server([slot(0, decoded=10), slot(1)], metrics) as stand_in:
         app = EdgeserveApp(Feed(stand_in.url))
-        async with app.run_test(size=(120, 30)) as pilot:
+        async with app.run_test(size=(120, 30), notifications=True) as pilot:
             await until_shown(pilot, "3 waiting")
             stand_in.slots[0] = slot(0, decoded=30)
             stand_in.metrics.update(prompt_tokens_total=400, prompt_seconds_total=2)
