@@ -73,6 +73,8 @@ class EdgeserveApp(App[None]):
         Binding("f3", "switch_mode('chat')", "chat", priority=True),
         Binding("f4", "switch_mode('bench')", "bench", priority=True),
         Binding("question_mark", "help", "help", key_display="?"),
+        # Where a question mark is typed into a message.
+        Binding("f5", "help", "help", show=False, priority=True),
         Binding("ctrl+t", "next_theme", "Theme", show=False),
         Binding("ctrl+o", "toggle_mouse", "Mouse", show=False),
         Binding("q", "quit", "quit"),

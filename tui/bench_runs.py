@@ -34,6 +34,7 @@ FIELDS: Mapping[Scenario, tuple[str, ...]] = {
     Scenario.SWEEP: ("rate", "duration", "warmup", "prompt", "output_tokens", "slo", "repeats"),
     Scenario.CLOSED: ("concurrency", "requests", "prompt", "output_tokens", "repeats"),
     Scenario.TRACE: ("trace", "slo", "repeats"),
+    Scenario.PROBE: ("stall_prompt", "probe_rate", "duration", "repeats"),
 }
 ABOUT: Mapping[Scenario, str] = {
     Scenario.DECODE: "one stream, then several at once",
@@ -44,6 +45,7 @@ ABOUT: Mapping[Scenario, str] = {
     Scenario.SWEEP: "the rate up to which the objective is kept",
     Scenario.CLOSED: "a fixed number of clients",
     Scenario.TRACE: "arrivals and lengths from a file",
+    Scenario.PROBE: "one-token requests at a steady rate, a long prompt among them",
 }
 
 

@@ -146,12 +146,12 @@ class BenchScreen(FeedScreen):
         return self._worker is not None and self._worker.is_running
 
     async def on_select_changed(self, event: Select.Changed) -> None:
-        self.query_one("#about", Static).update(f"{ABOUT.get(self.scenario, '')}\n")
+        self.query_one("#about", Static).update(f"{ABOUT[self.scenario]}\n")
         fields = self.query_one("#fields", Vertical)
         hints = {flag.field: flag for flag in BENCH_FLAGS}
         await fields.remove_children()
         rows = []
-        for name in FIELDS.get(self.scenario, ("repeats",)):
+        for name in FIELDS[self.scenario]:
             field = Input(placeholder="default", name=name, compact=True)
             field.tooltip = hints[name].about if name in hints else None
             rows.append(Horizontal(Label(name.replace("_", " ")), field, classes="row"))

@@ -51,7 +51,8 @@ class ChatScreen(FeedScreen):
         Binding("ctrl+s", "settings", "settings"),
         Binding("ctrl+l", "open", "chats", priority=True),
         Binding("ctrl+n", "new", "new", priority=True),
-        Binding("f6", "export", "export", show=False),
+        # The message's own editor knows F6 too.
+        Binding("f6", "export", "export", show=False, priority=True),
         Binding("pageup", "scroll_transcript(-1)", "Back", show=False, priority=True),
         Binding("pagedown", "scroll_transcript(1)", "Forward", show=False, priority=True),
     ]

@@ -6,6 +6,7 @@ from tui.dialogs import Figures
 
 _EVERYWHERE = [
     ("F1 F2 F3 F4", "monitor, plan, chat, bench"),
+    ("?, F5", "this help"),
     ("Ctrl+P", "commands by name"),
     ("Ctrl+T", "theme: dark, light, high contrast"),
     ("Ctrl+O", "mouse on or off; off, the terminal selects text (also --no-mouse)"),
@@ -19,6 +20,30 @@ _KEYS = {
         ("e", "the figures behind the finding"),
         ("w", "length of time that a column stands for"),
         ("s", "start a server, when none answers"),
+    ],
+    "plan": [
+        ("Ctrl+O", "models by name and on this machine"),
+        ("Ctrl+D", "devices"),
+        ("Ctrl+Y", "copy the command"),
+        ("Ctrl+R", "start a server with this plan"),
+        ("Ctrl+S", "save it as a file for edgeserve serve --config"),
+    ],
+    "chat": [
+        ("Enter", "send"),
+        ("Ctrl+J, Shift+Enter, Alt+Enter", "a new line"),
+        ("Esc", "stop the answer"),
+        ("Ctrl+R", "the last message again"),
+        ("Ctrl+Y", "copy the last answer"),
+        ("Ctrl+S", "system prompt and sampling settings"),
+        ("Ctrl+L, Ctrl+N", "kept chats, a new chat"),
+        ("F6", "export as Markdown"),
+        ("Page Up, Page Down", "move through the chat"),
+    ],
+    "bench": [
+        ("Ctrl+R", "run"),
+        ("Esc", "stop; what was measured is kept"),
+        ("Enter, x", "show an earlier run, compare the shown one with it"),
+        ("y", "copy the command"),
     ],
 }
 _SIGNS = {

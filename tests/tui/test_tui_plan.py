@@ -1,0 +1,190 @@
+"""The plan screen: its numbers are the planner's, whatever is typed."""
+
+from __future__ import annotations
+
+import pytest
+from screen_text import screen_text, until, until_shown
+from textual.widgets import Input
+
+from edgeserve.errors import UsageError
+from edgeserve.gguf import read_header
+from edgeserve.planner.device_search import find_profile
+from edgeserve.planner.goals import FixedSettings, Goals
+from edgeserve.planner.plan import make_plan
+from edgeserve.planner.target import described_target
+from edgeserve.planner.words import size
+from edgeserve.settings.sources import gather
+from edgeserve.settings.values import defaults_of
+from tui.app import EdgeserveApp
+from tui.feed import Feed
+from tui.pick_list import PickList
+from tui.plan_query import PlanDesk, PlanForm, device_names
+from tui.plan_texts import command_of, profile_text, side_by_side, table_text
+from tui.pool_bars import PoolBars
+
+DEVICE = "MacBook Air M2 16 GB"
+
+
+@pytest.fixture(scope="module")
+def header(model_path):
+    return read_header(model_path)
+
+
+def planned(header, fixed=None, goals=None):
+    goals = goals or Goals()
+    target = described_target(find_profile(DEVICE), goals)
+    return make_plan(header, target, goals, fixed, dry_run=False)
+
+
+async def opened(pilot, model_path, **fields):
+    await until(pilot, lambda: bool(pilot.app.screen.query(PoolBars)), "for the screen")
+    screen = pilot.app.screen
+    for name, text in {"model": str(model_path), "device": DEVICE, **fields}.items():
+        screen.query_one(f"#{name}", Input).value = text
+    return screen
+
+
+def plan_app():
+    return EdgeserveApp(Feed("127.0.0.1:9"), mode="plan")
+
+
+async def estimated(pilot, screen):
+    await until(pilot, lambda: screen.plan is not None and screen._planned_for == screen.form, "for a plan")
+    return screen.plan
+
+
+async def test_bars_and_sentences_are_those_of_the_planner(model_path, header):
+    app = plan_app()
+    async with app.run_test(size=(130, 40)) as pilot:
+        screen = await opened(pilot, model_path)
+        await estimated(pilot, screen)
+        expected = planned(header)
+        (bar,) = screen.query_one(PoolBars).pools
+        (use,) = expected.best.uses
+        assert sum(bar.parts.values()) == use.need_bytes
+        assert bar.usable_bytes == use.pool.usable_bytes
+        assert bar.parts["kv"] == expected.best.report.context_bytes
+        await until_shown(pilot, size(use.pool.usable_bytes))
+        await until_shown(pilot, f"-c {expected.settings.n_ctx}")
+        text = screen_text(app)
+        assert f"kv {size(bar.parts['kv'])}" in text
+        assert expected.reasons[0].split(":")[0][:40] in text
+
+
+async def test_bars_move_with_what_is_typed(model_path, header):
+    app = plan_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path, n_ctx="8k", n_seq_max="1")
+        await estimated(pilot, screen)
+        (small,) = screen.query_one(PoolBars).pools
+        assert small.parts["kv"] == 23_040 * 8192
+        screen.query_one("#n_ctx", Input).value = "16,384"
+        await until(
+            pilot, lambda: screen.query_one(PoolBars).pools[0].parts["kv"] == 23_040 * 16384, "for it"
+        )
+        screen.query_one("#kv_type", Input).value = "q8_0"
+        await until(
+            pilot, lambda: screen.query_one(PoolBars).pools[0].parts["kv"] == 12_240 * 16384, "for it"
+        )
+
+
+async def test_what_rests_is_proven_by_a_dry_run(model_path):
+    app = plan_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path, device="this machine")
+        await until(pilot, lambda: screen.plan is not None and screen.plan.proof.is_dry_run, "for the proof")
+        await until_shown(pilot, "proven by a dry run")
+
+
+async def test_a_misfit_says_what_would_help(model_path):
+    app = plan_app()
+    async with app.run_test(size=(120, 36), notifications=True) as pilot:
+        screen = await opened(pilot, model_path, n_ctx="4000k")
+        plan = await estimated(pilot, screen)
+        assert not plan.fits
+        await until_shown(pilot, "too much by")
+        await until_shown(pilot, "remedy")
+        await pilot.press("ctrl+r")
+        await until_shown(pilot, "Only a plan that fits can be started")
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "said"),
+    [
+        ("n_ctx", "many", "not a whole number"),
+        ("kv_type", "q9", "Unknown cache type q9"),
+        ("prefer", "luck", "cannot prefer luck"),
+        ("device", "a toaster 9", "No device profile matches"),
+        ("model", "nothing-like-it", "No model answers to"),
+    ],
+)
+async def test_what_cannot_be_understood_is_said_with_a_way_out(model_path, field, text, said):
+    app = plan_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path, **{field: text})
+        await until_shown(pilot, said)
+        assert screen.plan is None
+        assert list(screen.query_one(PoolBars).pools) == []
+
+
+async def test_a_saved_plan_is_a_configuration_that_serve_reads(model_path, own_folders):
+    app = plan_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path, n_ctx="8192", n_seq_max="2", kv_type="q8_0")
+        plan = await estimated(pilot, screen)
+        await pilot.press("ctrl+s")
+        (path,) = (own_folders / "config").rglob("*.toml")
+    settings = gather("serve", {}, {}, defaults_of("serve"), config_path=path)
+    assert settings["model"] == str(model_path)
+    assert (settings["n_ctx"], settings["n_seq_max"], settings["type_k"]) == (8192, 2, "q8_0")
+    assert path.read_text() == profile_text(plan, str(model_path))
+
+
+async def test_models_and_devices_are_found_by_a_part_of_the_name(model_path):
+    app = plan_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path)
+        await pilot.press("ctrl+d")
+        await until(pilot, lambda: isinstance(app.screen, PickList), "for the list")
+        await pilot.press(*"4090", "enter")
+        await until(pilot, lambda: app.screen is screen, "for the plan")
+        assert "4090" in screen.query_one("#device", Input).value
+        plan = await estimated(pilot, screen)
+        assert "4090" in plan.target.profile.name
+
+
+def test_alternatives_stand_side_by_side(header):
+    plan = planned(header, FixedSettings(n_seq_max=1))
+    rows = side_by_side(plan)
+    assert all(len(row) == 2 + len(plan.alternatives) for row in rows)
+    text = table_text(rows, 90)
+    assert "suggested" in text and all(len(line) <= 90 for line in text.splitlines())
+    assert f"{plan.settings.n_ctx:,}" in text
+
+
+def test_the_command_is_what_the_plan_says(header, model_path):
+    plan = planned(header, FixedSettings(n_ctx=8192))
+    assert command_of(plan, "smollm2-135m").startswith("edgeserve serve smollm2-135m -c 8192 ")
+
+
+def test_forms_are_read_as_people_write():
+    form = PlanForm("m", n_ctx="16k", n_seq_max=" 4 ", min_ctx="4,096", prefer="Context")
+    assert form.fixed() == FixedSettings(n_ctx=16384, n_seq_max=4)
+    assert form.goals() == Goals(min_ctx=4096, prefer="context")
+    with pytest.raises(UsageError):
+        PlanForm("m", n_gpu_layers="-").fixed()
+
+
+def test_a_header_is_read_once(model_path):
+    desk = PlanDesk()
+    form = PlanForm(str(model_path), DEVICE)
+    first = desk.answer(form, dry_run=False)
+    assert desk.answer(form, dry_run=False).best.report == first.best.report
+    assert len(desk._headers) == 1
+
+
+def test_every_device_that_is_offered_can_be_planned_for():
+    this, *names = device_names()
+    assert this == "this machine"
+    assert len(names) > 100
+    assert all(find_profile(name).profile for name in names[::25])
