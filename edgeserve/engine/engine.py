@@ -75,10 +75,10 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ContextLengthError or QueueFullError: that request's answer."""
         max_tokens = self.check(request)
-        if self.scheduler.num_queued >= self._config.max_waiting:
+        if self.scheduler.num_queued(1) > self._config.max_waiting:
             self._finished["rejected"] += 1
             raise QueueFullError(
-                f"{self.scheduler.num_queued} requests are waiting, as many as may.", self._retry_after_s()
+                f"{self.scheduler.num_queued()} requests are waiting, as many as may.", self._retry_after_s()
             )
         sequence = Sequence(request, max_tokens)
         self._sequences[request.request_id] = sequence

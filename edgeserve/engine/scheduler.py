@@ -100,10 +100,9 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    @property
-    def num_queued(self) -> int:
-        """Waiting sequences beyond those that a free slot will take at the next step."""
-        return max(0, len(self.waiting) - (len(self.kv_cache.slots) - len(self.running)))
+    def num_queued(self, num_new: int = 0) -> int:
+        """Waiting sequences, and `num_new` more, beyond those that a free slot will take at the next step."""
+        return max(0, len(self.waiting) + num_new - (len(self.kv_cache.slots) - len(self.running)))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits: its prompt and cap are within `n_ctx_seq` (checked at the front)."""

@@ -85,7 +85,7 @@ class PromptBuilder:
     def raw(self, prompt: RawPrompt) -> tuple[int, ...]:
         """A completion's prompt as it stands; control tokens written in it are read as such."""
         if isinstance(prompt, str):
-            self._check_length(prompt)
+            self._check_length(prompt, "prompt")
             token_ids = tuple(self._model.tokenize(prompt, add_special=True, parse_special=True))
         else:
             token_ids = prompt
@@ -94,7 +94,7 @@ class PromptBuilder:
             raise InvalidRequestError("The prompt is empty.", param="prompt")
         return token_ids
 
-    def _check_length(self, text: str) -> None:
+    def _check_length(self, text: str, param: str = "messages") -> None:
         """Refuse what cannot fit before it takes a worker many seconds to find out by how much.
 
         A token stands for a piece's length of text at most, so this never refuses what would fit.
@@ -103,7 +103,11 @@ class PromptBuilder:
             return
         least = len(text) // self._longest_piece
         if least > self._n_ctx_seq:
-            raise ContextLengthError(least, self._n_ctx_seq, "It has at least so many: it was not tokenized.")
+            error = ContextLengthError(
+                least, self._n_ctx_seq, "It has at least so many: it was not tokenized."
+            )
+            error.param = param
+            raise error
 
     def _render(
         self, ask: ChatRequest, messages: list[dict[str, Any]], variables: dict[str, Any], end: str

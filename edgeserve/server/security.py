@@ -92,7 +92,9 @@ class Guard:
         return _is_wildcard(self._bound) or (server is not None and _address(str(server[0])) == address)
 
     def _check_origin(self, origin: str | None, headers: Headers) -> None:
-        if origin is not None and not self._allows_origin(origin, headers.get("host", "")):
+        if origin is None:
+            return
+        if len(headers.getlist("origin")) > 1 or not self._allows_origin(origin, headers.get("host", "")):
             raise _foreign_page()
 
     def _allows_origin(self, origin: str, host: str) -> bool:

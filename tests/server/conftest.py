@@ -32,6 +32,7 @@ def engine(model: Model) -> Iterator[AsyncEngine]:
 
 
 Serve = Callable[..., Live]
+ServeApart = Callable[..., Live]
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +49,20 @@ def serve(engine: AsyncEngine) -> Iterator[Serve]:
 
         def start(limits: Limits | None = None, **settings: Any) -> Live:
             return stack.enter_context(attached(engine, ServerConfig(**settings), limits))
+
+        yield start
+
+
+@pytest.fixture
+def serve_apart(model: Model) -> Iterator[ServeApart]:
+    """Starts a server with an engine of its own: serve_apart(ServerConfig(...), **EngineConfig fields)."""
+    with ExitStack() as stack:
+
+        def start(config: ServerConfig | None = None, **settings: Any) -> Live:
+            fields = {"n_ctx": 1024, "n_seq_max": 2, "n_threads": 1, **settings}
+            engine = AsyncEngine(model, EngineConfig(model.path, **fields))
+            engine.start()
+            stack.callback(engine.stop)
+            return stack.enter_context(attached(engine, config or ServerConfig()))
 
         yield start

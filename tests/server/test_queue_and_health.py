@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from contextlib import ExitStack
 
 import pytest
-from live_server import MAX_WAITING, NUM_SLOTS, Live, sse_documents, streaming
+from conftest import ServeApart
+from live_server import MAX_WAITING, NUM_SLOTS, Live, post_bytes, sse_documents, streaming
+
+from edgeserve.config import ServerConfig
+from edgeserve.server.sse import PING
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -118,3 +123,83 @@ def test_parts_of_the_first_token_time_add_up_under_load(live: Live) -> None:
     for parts, seen_s in timings:
         assert parts["queue_ms"] + parts["prompt_ms"] == pytest.approx(parts["ttft_ms"], abs=0.01)
         assert parts["ttft_ms"] + parts["predicted_ms"] <= seen_s * 1e3
+
+
+def test_health_answers_beside_64_streams_and_a_prefill(serve_apart: ServeApart) -> None:
+    live = serve_apart(n_ctx=2048, n_seq_max=2, max_waiting=80, prefill_chunk=16)
+    body = {"messages": [{"role": "user", "content": "word " * 700}], "max_tokens": 200, "stream": True}
+    with ExitStack() as stack:
+        for _ in range(64):
+            sock = stack.enter_context(socket.create_connection(("127.0.0.1", live.port)))
+            sock.sendall(post_bytes(body))
+        live.wait_until(lambda: live.state.num_active == 64, "for all streams")
+        live.wait_until(lambda: any(s.status == "prefill" for s in live.stats.running), "for a prefill")
+        live.wait_until(lambda: len(live.stats.running) + len(live.stats.waiting) == 64, "for the queue")
+        within_one_step = 0
+        for _ in range(20):
+            step = live.stats.num_steps
+            document = live.http.get("/health").json()
+            within_one_step += live.stats.num_steps == step
+            assert document["status"] == "ok"
+            assert document["running"] + document["waiting"] == 64
+        assert within_one_step
+        assert len(live.http.get("/slots").json()) == 2
+        assert live.http.get("/metrics").status_code == 200
+        # Alive is another question than ready: the age of the engine's last sign of life.
+        assert document["heartbeat_age_s"] >= 0
+    live.wait_until(lambda: live.state.num_active == 0, "for all to be forgotten")
+    live.wait_until_idle()
+    assert live.stats.num_used_cells == live.stats.num_cached_cells
+
+
+def test_health_says_what_really_runs_where(live: Live) -> None:
+    document = live.http.get("/health").json()
+    assert document["layers"] == 31
+    assert document["gpu_layers"] == 0
+
+
+def test_a_silent_prefill_is_filled_with_comments(serve_apart: ServeApart) -> None:
+    live = serve_apart(ServerConfig(sse_ping_s=0.02), prefill_chunk=8, n_seq_max=1)
+    messages = [{"role": "user", "content": "word " * 400}]
+    with streaming(live, keeps_pings=True, messages=messages, max_tokens=1) as stream:
+        body = b"".join(stream)
+    before, _, _ = body.partition(b"data:")
+    assert before.count(PING) > 1
+    assert before.replace(PING, b"") == b""
+
+
+def test_a_wait_that_is_too_long_ends_with_a_status(serve_apart: ServeApart) -> None:
+    live = serve_apart(n_seq_max=1, max_queue_s=0.2)
+    with streaming(live, max_tokens=900) as running:
+        next(running)
+        for stream in (False, True):
+            error = live.error("/v1/chat/completions", 504, messages=HI, stream=stream)
+            assert (error["type"], error["code"]) == ("timeout_error", "timeout")
+    assert 'outcome="timeout"} 2.0' in live.http.get("/metrics").text
+
+
+def test_a_request_that_left_the_queue_is_counted_as_such(serve_apart: ServeApart) -> None:
+    live = serve_apart(n_seq_max=1)
+    with streaming(live, max_tokens=900) as running:
+        next(running)
+        with socket.create_connection(("127.0.0.1", live.port)) as sock:
+            sock.sendall(post_bytes({"messages": HI, "max_tokens": 2}))
+            live.wait_until(lambda: len(live.stats.waiting) == 1, "for it to wait")
+        live.wait_until(lambda: not live.stats.waiting, "for it to be gone")
+        prompts = live.stats.num_prompt_tokens_total
+    live.wait_until(lambda: live.state.num_active == 0, "for both to be gone")
+    assert live.stats.num_prompt_tokens_total == prompts
+    assert "edgeserve_requests_cancelled_in_queue_total 1.0" in live.http.get("/metrics").text
+
+
+def test_no_queue_at_all(serve_apart: ServeApart) -> None:
+    """What finds a free slot is served; the rest is told to come back when one is likely to be free."""
+    live = serve_apart(n_ctx=4096, n_seq_max=1, max_waiting=0)
+    with streaming(live, max_tokens=4000) as running:
+        next(running)
+        response = live.http.post("/v1/chat/completions", json={"messages": HI})
+        assert response.status_code == 429
+        # Thousands of tokens are not made in a second.
+        assert int(response.headers["retry-after"]) > 1
+    live.wait_until_idle()
+    assert live.post("/v1/chat/completions", messages=HI, max_tokens=1)
