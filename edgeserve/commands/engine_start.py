@@ -13,13 +13,13 @@ from pathlib import Path
 
 from edgeserve import ggml
 from edgeserve.amx_guard import judge
+from edgeserve.commands.planned import planned_start
 from edgeserve.config import EngineConfig
 from edgeserve.engine.async_engine import AsyncEngine
 from edgeserve.host import cpu_budget
 from edgeserve.llama import Log, Model
 from edgeserve.placement import Placement
 from edgeserve.settings.sources import Settings
-from edgeserve.settings.values import engine_config
 
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 
@@ -76,9 +76,9 @@ def threads_reason(settings: Settings, config: EngineConfig) -> str:
 
 def load_model(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Loaded:
     """Load the model, without a context yet. Raises ModelError, OutOfMemoryError or UsageError."""
-    config = engine_config(settings, path)
+    start = planned_start(settings, path)
     log = Log(echo=settings["verbose"] is True)
-    config, amx_note = _without_trapped_amx(config, path)
+    config, amx_note = _without_trapped_amx(start.config, path)
     model = Model(
         path,
         n_gpu_layers=config.n_gpu_layers,
@@ -91,7 +91,7 @@ def load_model(settings: Settings, path: Path, on_progress: Callable[[float], No
     )
     # Making a context clears the log.
     offload = offload_of(model, "\n".join(log.lines))
-    notes = [note for note in (amx_note, unused_gpu_warning(settings, offload)) if note]
+    notes = [note for note in (*start.notes, amx_note, unused_gpu_warning(settings, offload)) if note]
     return Loaded(model, config, offload, tuple(notes))
 
 

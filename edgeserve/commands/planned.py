@@ -64,7 +64,9 @@ def planned_start(settings: Settings, path: Path) -> PlannedStart:
         for name in _CHOSEN
         if not _is_given(settings, name) and (value := getattr(plan.config, name)) is not None
     }
-    return PlannedStart(replace(given, **chosen), start_notes(plan), plan)
+    # A chat has its answers to show; what a plan did matters there when memory was short.
+    is_told = settings.command == "serve" or plan.best.choice.bound == "memory"
+    return PlannedStart(replace(given, **chosen), start_notes(plan) if is_told else (), plan)
 
 
 def plan_for(settings: Settings, path: Path) -> Plan:
@@ -106,7 +108,7 @@ def _is_given(settings: Settings, name: str) -> bool:
 
 
 def start_notes(plan: Plan) -> tuple[str, ...]:
-    """Two lines at most: what bounds the context, and the memory that it all takes."""
+    """One line: what bounds the context, and the memory that it all takes."""
     uses = ", ".join(
         f"{size(use.high_bytes)} of {size(use.pool.usable_bytes)} {use.pool.name}" for use in plan.best.uses
     )

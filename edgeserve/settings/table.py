@@ -115,8 +115,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "engine", "n_ctx", ("-c", "--ctx-size"), WholeNumber(0),
-        "tokens in the KV cache, all sequences together; 0 takes 4,096 for each, or what the model was"
-        " trained for when that is less",
+        "tokens in the KV cache, all sequences together; 0 takes what a plan finds to fit",
         CONTEXT, llama_env=("LLAMA_ARG_CTX_SIZE",),
     ),
     Setting(
@@ -185,6 +184,10 @@ SETTINGS: tuple[Setting, ...] = (
         "engine", "use_extra_bufts", ("--repack",), Switch(),
         "rearrange weights for this CPU while loading",
         PLACEMENT, off_flags=("-nr", "--no-repack"), llama_env=("LLAMA_ARG_REPACK",),
+    ),
+    Setting(
+        "run", "force", ("--force",), Switch(), "start a model although it does not fit, by its plan",
+        PLACEMENT, off_flags=("--no-force",),
     ),
     Setting(
         "engine", "n_threads", ("-t", "--threads"), _THREADS,
