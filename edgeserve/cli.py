@@ -128,11 +128,22 @@ def doctor(
     reference: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Decode a token with it; it must be here already.")
     ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Examine the server that runs there instead.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Key for --url.")] = None,
+    window_s: Annotated[float, typer.Option("--window", metavar="S", help="Seconds to watch it.")] = 10.0,
+    bench: Annotated[
+        Path | None,
+        typer.Option("--bench", metavar="FILE", help="Examine a benchmark's summary.json instead."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Say what this machine can do, and what is in the way."""
+    """Say what this machine can do, or why a server is slow, and what to change."""
     from edgeserve.commands import doctor as command
 
+    if url or bench:
+        return command.run_diagnosis(reference, url, api_key, window_s, bench, as_json=as_json)
     return command.run(reference, as_json=as_json)
 
 
