@@ -154,7 +154,7 @@ class _Photographer(EdgeserveApp):
         super().__init__(feed, mode=mode)
         self._path, self._wait_s = path, wait_s
 
-    def on_mount(self) -> None:
+    async def on_mount(self) -> None:
         self.run_worker(self._take())
 
     async def _take(self) -> None:

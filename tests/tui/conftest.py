@@ -19,7 +19,12 @@ N_CTX_SEQ, NUM_SLOTS = 1024, 2
 @pytest.fixture(scope="session")
 def tui_engine(model: Model) -> Iterator[AsyncEngine]:
     config = EngineConfig(
-        model.path, n_ctx=N_CTX_SEQ * NUM_SLOTS, n_seq_max=NUM_SLOTS, itl_target_ms=80, max_waiting=2
+        model.path,
+        n_ctx=N_CTX_SEQ * NUM_SLOTS,
+        n_seq_max=NUM_SLOTS,
+        n_threads=1,  # the application in the same process needs the other one
+        itl_target_ms=80,
+        max_waiting=2,
     )
     engine = AsyncEngine(model, config)
     engine.start()

@@ -7,7 +7,7 @@ import os
 import re
 
 import pytest
-from screen_text import screen_lines, screen_text, until, until_shown
+from screen_text import press, screen_lines, screen_text, until, until_shown
 from tui_server import llama_server, serve, slot, streams
 
 from tui.app import EdgeserveApp
@@ -58,7 +58,7 @@ async def test_who_runs_and_who_waits_stand_in_the_list(live):
             assert "▮ decode" in screen_text(app)
             await until(pilot, lambda: any(app.query_one("#decode", TimeChart).values), "for the chart")
             assert "waits for" in app.query_one("#finding").text
-            await pilot.press("e")
+            await press(pilot, "e")
             await until(pilot, lambda: isinstance(app.screen, Figures), "for the evidence")
             assert "its prompt" in app.screen.text.plain
 
@@ -69,14 +69,14 @@ async def test_a_request_is_cancelled_only_after_a_yes(live):
         with streams(live, 1):
             await until(pilot, lambda: app.query_one(RequestList).chosen is not None, "for a request")
             chosen = app.query_one(RequestList).chosen
-            await pilot.press("c")
+            await press(pilot, "c")
             await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
-            await pilot.press("n")
-            await pilot.pause()
+            await press(pilot, "n")
+            await asyncio.sleep(0.05)
             assert chosen.request_id in [view.request_id for view in app.feed.latest.running]
-            await pilot.press("c")
+            await press(pilot, "c")
             await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
-            await pilot.press("y")
+            await press(pilot, "y")
             await until(pilot, lambda: not app.feed.latest.running, "for the request to end")
             assert app.feed.latest.totals.finished["cancelled"] >= 1
 
@@ -86,7 +86,7 @@ async def test_all_figures_of_a_request_are_one_key_away(live):
     async with app.run_test(size=(100, 30)) as pilot:
         with streams(live, 1):
             await until(pilot, lambda: app.query_one(RequestList).chosen is not None, "for a request")
-            await pilot.press("enter")
+            await press(pilot, "enter")
             await until(pilot, lambda: isinstance(app.screen, Figures), "for the figures")
             assert "stalled by others" in app.screen.text.plain
 
@@ -115,7 +115,7 @@ async def test_nothing_is_lost_when_the_size_changes_meanwhile(live):
             await until(pilot, lambda: len(app.feed.history.steps) > 20, "for steps")
             for size in ((80, 24), (200, 60), (61, 18), (100, 30)):
                 await pilot.resize_terminal(*size)
-                await pilot.pause(0.05)
+                await asyncio.sleep(0.05)
             before = len(app.feed.history.steps)
             await until(pilot, lambda: len(app.feed.history.steps) > before, "for further steps")
             numbers = [step.number for step in app.feed.history.steps]
@@ -128,10 +128,10 @@ async def test_without_a_server_it_says_how_to_start_one():
     async with app.run_test(size=(80, 24)) as pilot:
         await until_shown(pilot, "No server answers at 127.0.0.1:9")
         assert "edgeserve serve" in screen_text(app)
-        await pilot.press("s")
+        await press(pilot, "s")
         await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
-        await pilot.press("escape")
-        await pilot.press("c", "e", "w")
+        await press(pilot, "escape")
+        await press(pilot, "c", "e", "w")
         assert not app.launcher.is_alive
 
 
@@ -169,9 +169,9 @@ async def test_llama_server_shows_what_it_tells_and_names_the_rest():
             assert "this server does not tell them" in text
             assert "500 (100)" in text
             assert re.search(r"cells\s+n/a", text)
-            await pilot.press("c")
+            await press(pilot, "c")
             await until_shown(pilot, "cannot be asked to cancel")
-            await pilot.press("e")
+            await press(pilot, "e")
             await until(pilot, lambda: isinstance(app.screen, Figures), "for what is unknown")
             assert "TTFT" in app.screen.text.plain
 
@@ -196,7 +196,7 @@ async def test_a_window_of_time_is_chosen_by_key(live):
     app = EdgeserveApp(Feed(live.url))
     async with app.run_test(size=(120, 34)) as pilot:
         await until_shown(pilot, "-20 s")
-        await pilot.press("w")
+        await press(pilot, "w")
         await until_shown(pilot, "-40 s")
 
 
@@ -207,8 +207,8 @@ async def test_a_list_longer_than_its_room_keeps_the_cursor_in_sight():
             requests = app.query_one(RequestList)
             await until(pilot, lambda: len(requests.rows) == 30, "for the rows")
             for _ in range(20):
-                await pilot.press("down")
-            await pilot.pause()
+                await press(pilot, "down")
+            await asyncio.sleep(0.05)
             assert requests.chosen.request_id == "90"
             assert any(line.lstrip("│ ").startswith("›90") for line in screen_lines(app))
             assert requests.chosen.status is Status.DECODE

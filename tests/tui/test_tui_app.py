@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from screen_text import screen_text, until, until_shown
+from screen_text import press, screen_text, until, until_shown
 from textual.widgets import Input, OptionList
 
 from edgeserve.bench.options import Scenario
@@ -25,10 +25,10 @@ async def test_every_screen_is_one_key_away_and_has_help(live):
     async with app.run_test(size=(100, 30)) as pilot:
         await until_shown(pilot, "0 running")
         for key, mode in (("f2", "plan"), ("f4", "bench"), ("f3", "chat"), ("f1", "monitor")):
-            await pilot.press(key)
+            await press(pilot, key)
             await until(pilot, lambda wanted=mode: app.current_mode == wanted, f"for {mode}")
             await until_shown(pilot, app.feed.facts.model)
-        await pilot.press("question_mark")
+        await press(pilot, "question_mark")
         await until_shown(pilot, "cancel the chosen request")
         assert "--no-mouse" in screen_text(app)
 
@@ -44,7 +44,7 @@ async def test_themes_change_colours_and_not_words(live):
         await until_shown(pilot, "target 80.0 ms")
         seen = {app.theme: app.get_css_variables()["prefill"]}
         for _ in themes()[1:]:
-            await pilot.press("ctrl+t")
+            await press(pilot, "ctrl+t")
             await until_shown(pilot, "target 80.0 ms")
             seen[app.theme] = app.get_css_variables()["prefill"]
         assert len(set(seen.values())) == len(themes()) == len(seen)
@@ -55,7 +55,7 @@ async def test_themes_change_colours_and_not_words(live):
 async def test_the_mouse_is_given_back_by_a_key():
     app = EdgeserveApp(Feed("127.0.0.1:9"))
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await pilot.press("ctrl+o")
+        await press(pilot, "ctrl+o")
         await until_shown(pilot, "Mouse off")
         assert not app.has_mouse
 
@@ -84,7 +84,7 @@ def test_an_address_that_is_none_is_told_before_anything_is_shown():
 def test_the_application_loads_no_runtime_and_no_server():
     code = (
         "import sys, tui.app, tui.chat_screen, tui.plan_screen, tui.bench_screen;"
-        "names = 'llama_cpp', 'edgeserve.llama', 'edgeserve.engine.engine', 'edgeserve.server.app', 'starlette';"
+        "names = 'llama_cpp', 'edgeserve.llama', 'edgeserve.engine.engine', 'starlette', 'uvicorn';"
         "print([name for name in names if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -101,7 +101,7 @@ async def test_a_benchmark_runs_in_a_child_and_is_compared_with_another(live, ow
         await until(pilot, lambda: set(screen.typed) == {"scenario", *values}, "for the form")
         for field in screen.query("#fields Input").results(Input):
             field.value = values[field.name]
-        await pilot.press("ctrl+r")
+        await press(pilot, "ctrl+r")
         await until(pilot, lambda: screen.is_measuring, "for the start")
         await until(pilot, lambda: not screen.is_measuring, "for the end")
         assert "decode, 1 stream" in screen.report, screen.report
@@ -115,7 +115,7 @@ async def test_a_benchmark_runs_in_a_child_and_is_compared_with_another(live, ow
         screen._list_runs()
         screen.query_one("#runs", OptionList).highlighted = 0
         screen.query_one("#runs", OptionList).focus()
-        await pilot.press("x")
+        await press(pilot, "x")
         await until(pilot, lambda: "1.00×" in screen.report, "for the comparison")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from screen_text import screen_text, until, until_shown
+from screen_text import press, screen_text, until, until_shown
 from textual.widgets import Input
 
 from edgeserve.errors import UsageError
@@ -30,6 +30,12 @@ def header(model_path):
     return read_header(model_path)
 
 
+@pytest.fixture
+def estimate_only(monkeypatch):
+    """No dry run: the figures stay those of the first answer."""
+    monkeypatch.setattr("tui.plan_screen.PROVE_AFTER_S", 1000.0)
+
+
 def planned(header, fixed=None, goals=None):
     goals = goals or Goals()
     target = described_target(find_profile(DEVICE), goals)
@@ -53,7 +59,7 @@ async def estimated(pilot, screen):
     return screen.plan
 
 
-async def test_bars_and_sentences_are_those_of_the_planner(model_path, header):
+async def test_bars_and_sentences_are_those_of_the_planner(estimate_only, model_path, header):
     app = plan_app()
     async with app.run_test(size=(130, 40)) as pilot:
         screen = await opened(pilot, model_path)
@@ -71,7 +77,7 @@ async def test_bars_and_sentences_are_those_of_the_planner(model_path, header):
         assert expected.reasons[0].split(":")[0][:40] in text
 
 
-async def test_bars_move_with_what_is_typed(model_path, header):
+async def test_bars_move_with_what_is_typed(estimate_only, model_path, header):
     app = plan_app()
     async with app.run_test(size=(120, 36)) as pilot:
         screen = await opened(pilot, model_path, n_ctx="8k", n_seq_max="1")
@@ -96,7 +102,7 @@ async def test_what_rests_is_proven_by_a_dry_run(model_path):
         await until_shown(pilot, "proven by a dry run")
 
 
-async def test_a_misfit_says_what_would_help(model_path):
+async def test_a_misfit_says_what_would_help(estimate_only, model_path):
     app = plan_app()
     async with app.run_test(size=(120, 36), notifications=True) as pilot:
         screen = await opened(pilot, model_path, n_ctx="4000k")
@@ -104,7 +110,7 @@ async def test_a_misfit_says_what_would_help(model_path):
         assert not plan.fits
         await until_shown(pilot, "too much by")
         await until_shown(pilot, "remedy")
-        await pilot.press("ctrl+r")
+        await press(pilot, "ctrl+r")
         await until_shown(pilot, "Only a plan that fits can be started")
 
 
@@ -118,7 +124,7 @@ async def test_a_misfit_says_what_would_help(model_path):
         ("model", "nothing-like-it", "No model answers to"),
     ],
 )
-async def test_what_cannot_be_understood_is_said_with_a_way_out(model_path, field, text, said):
+async def test_what_cannot_be_understood_is_said_with_a_way_out(estimate_only, model_path, field, text, said):
     app = plan_app()
     async with app.run_test(size=(120, 36)) as pilot:
         screen = await opened(pilot, model_path, **{field: text})
@@ -127,12 +133,12 @@ async def test_what_cannot_be_understood_is_said_with_a_way_out(model_path, fiel
         assert list(screen.query_one(PoolBars).pools) == []
 
 
-async def test_a_saved_plan_is_a_configuration_that_serve_reads(model_path, own_folders):
+async def test_a_saved_plan_is_a_configuration_that_serve_reads(estimate_only, model_path, own_folders):
     app = plan_app()
     async with app.run_test(size=(120, 36)) as pilot:
         screen = await opened(pilot, model_path, n_ctx="8192", n_seq_max="2", kv_type="q8_0")
         plan = await estimated(pilot, screen)
-        await pilot.press("ctrl+s")
+        await press(pilot, "ctrl+s")
         (path,) = (own_folders / "config").rglob("*.toml")
     settings = gather("serve", {}, {}, defaults_of("serve"), config_path=path)
     assert settings["model"] == str(model_path)
@@ -140,11 +146,11 @@ async def test_a_saved_plan_is_a_configuration_that_serve_reads(model_path, own_
     assert path.read_text() == profile_text(plan, str(model_path))
 
 
-async def test_models_and_devices_are_found_by_a_part_of_the_name(model_path):
+async def test_models_and_devices_are_found_by_a_part_of_the_name(estimate_only, model_path):
     app = plan_app()
     async with app.run_test(size=(120, 36)) as pilot:
         screen = await opened(pilot, model_path)
-        await pilot.press("ctrl+d")
+        await press(pilot, "ctrl+d")
         await until(pilot, lambda: isinstance(app.screen, PickList), "for the list")
         await pilot.press(*"4090", "enter")
         await until(pilot, lambda: app.screen is screen, "for the plan")
