@@ -50,6 +50,7 @@ HEALTHY = Observed(
     output_tok_s=60.0,
     cells_total=4096,
     cells_used=1000,
+    cells_cached=500,
     num_evicted_tokens=0,
     num_looked_up_tokens=16000,
     shallow_tokens=64,
@@ -117,7 +118,7 @@ def test_without_a_figure_nothing_is_said(rule: str) -> None:
         ("overload", {"busy_share": 0.95, "num_rejected": 7}, "More is asked"),
         ("overload", {"is_saturated": True}, "More is asked"),
         ("overload", {"attainment": 0.5}, "More is asked"),
-        ("full cells", {"num_evicted_tokens": 9000}, "gave up 9,000 tokens while 16,000"),
+        ("full cells", {"num_evicted_tokens": 9000, "cells_cached": 3000}, "gave up 9,000 tokens"),
         ("useless hits", {"ttft_hit_s": 0.6, "hit_cached_tokens": 40.0}, "what is found is short"),
     ],
 )
@@ -125,6 +126,20 @@ def test_other_ways_to_the_same_cause(rule: str, changes: dict[str, Any], said: 
     found = only(replace(HEALTHY, **changes))
     assert found.rule == rule
     assert said in found.sentence
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_evicted_tokens": 9000},
+        {"busy_share": 1.0, "num_waiting_first": 0, "num_waiting_last": 4},
+        {"gap_p99_s": 0.4, "stalled_share": 0.01},
+        {"ttft_miss_s": 6.0, "queue_share": 0.4},
+    ],
+    ids=["slots taken over", "a queue that begins", "gaps without prompts", "partly queue"],
+)
+def test_what_only_resembles_a_symptom_is_not_one(changes: dict[str, Any]) -> None:
+    assert diagnose(replace(HEALTHY, **changes)) == []
 
 
 def test_more_sequences_are_not_suggested_where_no_cells_are_left() -> None:
@@ -225,7 +240,8 @@ def test_two_scrapes_give_the_figures_of_the_window_between_them() -> None:
     assert (seen.num_gaps, seen.num_running, seen.num_slots) == (100, 1.0, 2)
     assert 0.01 <= (seen.gap_p50_s or 0) <= 0.015
     assert 0.3 <= (seen.gap_p99_s or 0) <= 0.5
-    assert (seen.cells_total, seen.cells_used, seen.num_evicted_tokens) == (4096, 500, 30)
+    assert (seen.cells_total, seen.cells_used, seen.cells_cached) == (4096, 500, 100)
+    assert seen.num_evicted_tokens == 30
     assert seen.itl_target_s == pytest.approx(0.15)
 
 

@@ -61,6 +61,7 @@ class Observed:
     output_tok_s: float | None = None
     cells_total: int | None = None
     cells_used: int | None = None
+    cells_cached: int | None = None
     num_evicted_tokens: int | None = None
     num_looked_up_tokens: int | None = None
     shallow_tokens: int | None = None
@@ -237,7 +238,9 @@ def full_cells(seen: Observed) -> Diagnosis | None:
     share = _cells_share(seen)
     evicted, looked_up = seen.num_evicted_tokens, seen.num_looked_up_tokens
     is_full = share is not None and share >= CELLS_FULL
-    is_churning = bool(evicted and looked_up and evicted >= MUCH_EVICTED * looked_up)
+    # A slot that a new conversation takes over loses its old one, however many cells are free.
+    has_no_room = _filled_share(seen) >= CELLS_FULL
+    is_churning = bool(has_no_room and evicted and looked_up and evicted >= MUCH_EVICTED * looked_up)
     if not is_full and not is_churning:
         return None
     what = (
@@ -254,6 +257,7 @@ def full_cells(seen: Observed) -> Diagnosis | None:
         "Requests are let in sooner, and prefixes stay until they are asked for again.",
         _known(
             ("KV cells in use", _cells_text(seen)),
+            ("cells kept for reuse", None if seen.cells_cached is None else f"{seen.cells_cached:,}"),
             ("tokens evicted", evicted),
             ("tokens looked up", looked_up),
         ),
@@ -305,8 +309,8 @@ def slow_depth(seen: Observed) -> Diagnosis | None:
         "slow at depth",
         f"A token takes {format_ms(shallow)} behind {low:,} tokens and {format_ms(deep)} behind {high:,}:"
         " each token reads the whole context.",
-        "A quantized cache (-ctk q8_0 -ctv q8_0) reads about half as much; summarize long chats; models with a"
-        " sliding window read only a part. Try -fa on.",
+        "A quantized cache (-ctk q8_0 -ctv q8_0) reads about half as much; summarize long chats; models with"
+        " a sliding window read only a part. Try -fa on.",
         f"Each 1,000 tokens of context less save about {format_ms(per_thousand_s)} a token.",
         _known(
             (f"per token at {low:,}", format_ms(shallow)),
@@ -344,12 +348,18 @@ def _cells_share(seen: Observed) -> float | None:
     return None if seen.cells_used is None or not seen.cells_total else seen.cells_used / seen.cells_total
 
 
+def _filled_share(seen: Observed) -> float:
+    """Cells that hold anything, idle prefixes included."""
+    return (_cells_share(seen) or 0.0) + (seen.cells_cached or 0) / (seen.cells_total or 1)
+
+
 def _cells_text(seen: Observed) -> str | None:
     return None if _cells_share(seen) is None else f"{seen.cells_used:,} of {seen.cells_total:,}"
 
 
 def _grows(first: int | None, last: int | None) -> bool:
-    return first is not None and last is not None and last > first
+    """A queue that was empty at first says how the window began, not that it grows."""
+    return bool(first) and last is not None and first is not None and last > first
 
 
 def _is_below(value: float | None, bound: float | None) -> bool:
