@@ -145,6 +145,8 @@ def test_what_only_resembles_a_symptom_is_not_one(changes: dict[str, Any]) -> No
 def test_more_sequences_are_not_suggested_where_no_cells_are_left() -> None:
     queueing = PROVOKING["queueing"]
     assert "-np" in only(replace(HEALTHY, **queueing)).remedy
+    busy = only(replace(HEALTHY, **queueing, busy_share=0.99))
+    assert "computes all the time" in busy.remedy
     full = diagnose(replace(HEALTHY, **queueing, cells_used=4000))
     assert "find no cells" in next(found for found in full if found.rule == "queueing").remedy
 

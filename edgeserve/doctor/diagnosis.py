@@ -130,25 +130,31 @@ def queueing(seen: Observed) -> Diagnosis | None:
         return None
     if share < MOSTLY or ttft < SLOW_FIRST_TOKEN_S / 2:
         return None
-    has_cells = _cells_share(seen) is None or (_cells_share(seen) or 0.0) < CELLS_FULL
-    remedy = (
-        "More sequences (-np) with a context (-c) that grows along."
-        if has_cells
-        else "A larger -c or a quantized cache (-ctk q8_0 -ctv q8_0): more sequences find no cells."
-    )
     return Diagnosis(
         "queueing",
         f"Of {format_ms(ttft)} to the first token, {format_ms(queue)} are waiting for a turn.",
-        f"{remedy} Where the machine is full, shed load (--max-waiting).",
+        _way_out_of_the_queue(seen),
         f"At best the first token comes {format_ms(queue)} sooner; streams get slower with more beside them.",
         _known(
             ("ttft", format_ms(ttft)),
             ("of that in the queue", f"{format_ms(queue)}, {_percent(share)}"),
             ("requests", seen.num_requests),
             ("slots", seen.num_slots),
+            ("time in steps", None if seen.busy_share is None else _percent(seen.busy_share)),
             ("KV cells in use", _cells_text(seen)),
         ),
     )
+
+
+def _way_out_of_the_queue(seen: Observed) -> str:
+    if (seen.busy_share or 0.0) >= BUSY:
+        return (
+            "The machine computes all the time: fewer or shorter requests, or a lower --max-waiting that refuses"
+            " early. More sequences (-np) help only as far as batching does."
+        )
+    if (_cells_share(seen) or 0.0) >= CELLS_FULL:
+        return "A larger -c or a quantized cache (-ctk q8_0 -ctv q8_0): more sequences find no cells."
+    return "More sequences (-np) with a context (-c) that grows along."
 
 
 def stalls(seen: Observed) -> Diagnosis | None:

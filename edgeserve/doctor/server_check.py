@@ -109,8 +109,8 @@ def report_lines(seen: Observed, found: Sequence[Diagnosis], ink: Ink) -> list[s
     if not has_evidence(seen):
         # Silence would read as health.
         text = (
-            f"{num_requests} answered requests seen, fewer than the {MIN_REQUESTS} that a judgement needs: ask it"
-            " something meanwhile, widen --window, or measure with `edgeserve bench`"
+            f"{num_requests} answered requests seen, fewer than the {MIN_REQUESTS} that a judgement needs:"
+            " ask it something meanwhile, widen --window, or measure with `edgeserve bench`"
         )
         return [*lines, _head("note", text, ink)]
     if not found:
