@@ -29,7 +29,7 @@ chat: install
 	@$(PY) -m edgeserve chat $(MODEL) $(if $(PROMPT),--temp 0 -p "$(PROMPT)")
 
 test: install
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n 2 --dist loadfile
 
 lint: install
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m mypy

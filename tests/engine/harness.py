@@ -49,8 +49,8 @@ class Result:
 
 @contextmanager
 def engine_of(model: Model, **settings: object) -> Iterator[Engine]:
-    """An engine with a context of its own on a shared model; two threads unless told otherwise."""
-    config = resolve(EngineConfig(model.path, **{"n_threads": 2, "n_ctx": 2048, **settings}), model)
+    """An engine with a context of its own on a shared model; one thread unless told otherwise."""
+    config = resolve(EngineConfig(model.path, **{"n_threads": 1, "n_ctx": 2048, **settings}), model)
     context = Context(model, config)
     engine = Engine(model, context, with_context_sizes(config, context.n_ctx, context.n_ctx_seq))
     yield engine

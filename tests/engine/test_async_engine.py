@@ -22,7 +22,7 @@ QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_sta
 
 
 def make(model: Model, **settings: object) -> AsyncEngine:
-    config = EngineConfig(model.path, **{"n_ctx": 2048, "n_threads": 2, **settings})
+    config = EngineConfig(model.path, **{"n_ctx": 2048, "n_threads": 1, **settings})
     engine = AsyncEngine(model, config)
     engine.start()
     return engine
