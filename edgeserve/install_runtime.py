@@ -37,6 +37,7 @@ _NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
 def requirement() -> str:
     """The supported range, from the one place that states it: the checkout's or the package's metadata."""
     project = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    stated: list[str]
     if project.is_file():
         stated = re.findall(r'"(llama-cpp-python[^"]+)"', project.read_text(encoding="utf-8"))
     else:

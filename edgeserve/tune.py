@@ -75,7 +75,8 @@ def tune(
 def _candidates(config: EngineConfig) -> Iterator[tuple[FlashAttention, int]]:
     quantized_v = config.type_v not in ("f32", "f16", "bf16")
     fewer = config.n_threads // 2
-    for flash_attn in ("on",) if quantized_v else ("off", "on"):
+    kinds: tuple[FlashAttention, ...] = ("on",) if quantized_v else ("off", "on")
+    for flash_attn in kinds:
         yield flash_attn, config.n_threads
         if fewer:
             yield flash_attn, fewer
