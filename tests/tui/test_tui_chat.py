@@ -12,7 +12,7 @@ from tui_server import streams
 
 from edgeserve.chat.session import Conversation, Turn
 from tui.app import EdgeserveApp
-from tui.chat_dialogs import ChatList, SettingsForm
+from tui.chat_dialogs import SHOWN_SETTINGS, ChatList, SettingsForm
 from tui.chat_screen import MAX_SHOWN_TURNS
 from tui.chat_store import ChatStore, as_markdown
 from tui.chat_widgets import AnswerView, Composer, LiveMeter, Said, coloured
@@ -61,7 +61,7 @@ async def test_an_answer_streams_in_and_leaves_its_figures(live):
 
 async def test_a_message_of_many_lines_is_one_message(live):
     app = chat_app(live.url)
-    pasted = "\n".join(f"line {number}" for number in range(60))
+    pasted = "\n".join(f"line {number}" for number in range(45))
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await opened(pilot)
         composer = screen.query_one(Composer)
@@ -133,6 +133,7 @@ async def test_a_chat_is_kept_opened_again_and_exported(live, own_folders):
         assert not screen.query(AnswerView)
         await press(pilot, "ctrl+l")
         await until(pilot, lambda: isinstance(app.screen, ChatList), "for the list")
+        await until_shown(pilot, "Enter opens")
         await press(pilot, "down", "enter")
         await until(pilot, lambda: bool(screen.conversation.turns), "for the chat")
         assert screen.conversation.turns[0].user == "Name a fruit."
@@ -161,6 +162,7 @@ async def test_settings_are_taken_over_whole_or_not_at_all(live):
         await press(pilot, "ctrl+s")
         await until(pilot, lambda: isinstance(app.screen, SettingsForm), "for the form")
         form = app.screen
+        await until(pilot, lambda: len(form.query(Input)) == len(SHOWN_SETTINGS), "for the fields")
         form.query_one("#system", TextArea).text = "Be brief."
         form.query_one("#top_p", Input).value = "7"
         await press(pilot, "ctrl+s")
