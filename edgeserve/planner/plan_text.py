@@ -29,7 +29,7 @@ def plan_lines(plan: Plan, reference: str, ink: Ink, repo: str = "") -> list[str
     if plan.best.report.rejected is not None:
         return [*lines, *_labelled("refused", plan.reasons, ink), *_remedy(plan, ink)]
     lines += _labelled("suggested" if plan.fits else "asked", [_flags(plan, plan.best)], ink)
-    lines += ["", *_memory(plan, ink), *_labelled("speed", list(_speed(plan.best, ink)), ink)]
+    lines += ["", *_memory(plan, ink), *_pre("speed", list(_speed(plan.best, ink)), ink)]
     lines += ["", *_labelled("why", plan.reasons, ink)]
     lines += _remedy(plan, ink)
     lines += _alternatives(plan, ink)
@@ -203,4 +203,4 @@ def proof_text(plan: Plan) -> str:
         return f"figures proven by a dry run of llama.cpp, {plan.proof.seconds:.1f} s"
     if plan.proof.failure:
         return f"scratch memory estimated: no dry run ({plan.proof.failure.rstrip('.')})"
-    return "weights and cache are exact, scratch memory is estimated (without --estimate: a dry run)"
+    return "weights and cache are exact, scratch memory is estimated (--estimate: no dry run)"
