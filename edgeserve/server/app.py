@@ -21,6 +21,7 @@ from edgeserve.errors import RequestError
 from edgeserve.server import routes_generate, routes_info, routes_text
 from edgeserve.server.http_errors import on_bug, on_http_exception, on_request_error
 from edgeserve.server.limits import Limits
+from edgeserve.server.linger import Linger
 from edgeserve.server.security import Guard
 from edgeserve.server.state import ServerState
 
@@ -70,7 +71,10 @@ def build_app(state: ServerState) -> Starlette:
             *(Route(path, endpoint, methods=["GET"]) for path, endpoint in _GET.items()),
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in _POST.items()),
         ],
-        middleware=[Middleware(Guard, config=state.config)],
+        middleware=[
+            Middleware(Linger, max_bytes=state.config.max_body_bytes),
+            Middleware(Guard, config=state.config),
+        ],
         exception_handlers={
             RequestError: on_request_error,
             HTTPException: on_http_exception,

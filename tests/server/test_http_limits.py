@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from conftest import Serve
 from live_server import Live, attached, get, raw_request
 
 from edgeserve.config import ServerConfig
@@ -107,3 +108,24 @@ def test_deep_nesting_in_ignored_fields_is_refused(live: Live) -> None:
     deep = b'{"messages": [{"role": "user", "content": "x"}], "metadata": ' + b"[" * 300 + b"]" * 300 + b"}"
     response = live.http.post(CHAT, content=deep, headers=JSON)
     assert response.status_code == 400
+
+
+def test_a_refused_client_that_is_still_sending_gets_its_status(serve: Serve) -> None:
+    """The answer is known after the headers; cutting the client off in mid-body would lose it."""
+    locked = serve(api_keys=("k",))
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {8 << 20}\r\nConnection: close\r\n\r\n"
+    )
+    answer = raw_request(locked, head.encode() + b" " * (8 << 20))
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert error_of(answer)["code"] == "invalid_api_key"
+
+
+def test_a_client_that_asks_first_need_not_send(serve: Serve) -> None:
+    locked = serve(api_keys=("k",))
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: 1000\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    )
+    assert raw_request(locked, head).startswith(b"HTTP/1.1 401 ")
