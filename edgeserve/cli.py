@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeserve import cli_plan
-from edgeserve.cli_options import RunByDefault, SettingsCommand, with_settings
+from edgeserve.cli_options import RunByDefault, SettingsCommand, with_flags, with_settings
 from edgeserve.errors import EdgeserveError
-from edgeserve.settings.bench_flags import BENCH_FLAGS
+from edgeserve.settings.bench_flags import BENCH_FLAGS, SIMULATE_FLAGS
 
 if TYPE_CHECKING:
     from edgeserve.settings.sources import Settings
@@ -195,6 +195,15 @@ def bench_compare(
     from edgeserve.commands import bench as command
 
     return command.run_compare(first, second, as_json=as_json)
+
+
+@app.command(cls=SettingsCommand)
+@with_flags(SIMULATE_FLAGS)
+def simulate(reference: Model = None, as_json: Json = False, **typed: Typed) -> int:
+    """What a machine would do with N users: the real scheduler over a formula for the cost of a step."""
+    from edgeserve.commands import simulate as command
+
+    return command.run(reference, typed, as_json=as_json)
 
 
 app.add_typer(bench_app, name="bench")

@@ -41,23 +41,37 @@ def with_settings(
     """
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
-        own = [
-            parameter
-            for parameter in inspect.signature(function, eval_str=True).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
         defaults = defaults_of(command)
         options = [
             _option(setting, defaults.get(setting.field))
             for setting in settings_of(command)
             if not targets or setting.target in targets
         ]
-        parameters = [*own, *map(_bench_option, flags), *options]
-        vars(function)["__signature__"] = inspect.Signature(parameters, return_annotation=int)
-        function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        _write_signature(function, [*map(_bench_option, flags), *options])
         return function
 
     return decorate
+
+
+def with_flags(flags: Sequence[BenchFlag]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Decorator: the options of one table, in place of the function's `**typed`."""
+
+    def decorate(function: Callable[..., int]) -> Callable[..., int]:
+        _write_signature(function, [_bench_option(flag) for flag in flags])
+        return function
+
+    return decorate
+
+
+def _write_signature(function: Callable[..., int], options: Sequence[inspect.Parameter]) -> None:
+    own = [
+        parameter
+        for parameter in inspect.signature(function, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    parameters = [*own, *options]
+    vars(function)["__signature__"] = inspect.Signature(parameters, return_annotation=int)
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
 def _option(setting: Setting, default: Value) -> inspect.Parameter:

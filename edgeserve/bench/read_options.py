@@ -16,6 +16,7 @@ from typing import Any
 
 from edgeserve.bench.engine_rows import EnginePoints
 from edgeserve.bench.options import BenchOptions, Scenario
+from edgeserve.bench.simulate import Machine
 from edgeserve.bench.thresholds import Condition
 from edgeserve.bench.workload import Arrivals, Lengths
 from edgeserve.errors import UsageError
@@ -52,6 +53,34 @@ def read_points(typed: Typed) -> EnginePoints:
         if typed.get(name) not in (None, "")
     }
     return EnginePoints(**given)
+
+
+def read_simulated(typed: Typed) -> BenchOptions:
+    """The workload of a simulation: --rate is an open loop, --users (or nothing) a closed one."""
+    if typed.get("rate") and typed.get("users"):
+        raise UsageError("--rate and --users are two kinds of load.", "Simulate one after the other.")
+    scenario = "load" if typed.get("rate") else "closed"
+    given = {**typed, "scenario": scenario, "concurrency": typed.get("users"), "repeats": "1"}
+    (options,) = read_options(given, "simulated", None, None)
+    return options
+
+
+def read_machine(typed: Typed) -> Machine:
+    """The engine's settings of a simulation."""
+    given = {
+        field: read(typed[name])
+        for name, (field, read) in _MACHINE_READERS.items()
+        if typed.get(name) not in (None, "")
+    }
+    return Machine(**given)
+
+
+def milliseconds(text: str) -> float:
+    """A plain number of milliseconds, from 0 on."""
+    value = _number(text)
+    if value < 0:
+        raise UsageError(f"{text!r} is below 0.")
+    return value
 
 
 def scenarios(text: str) -> list[Scenario]:
@@ -181,3 +210,15 @@ _POINT_READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "seed": ("seed", _whole),
 }
 """Likewise, for EnginePoints."""
+
+_MACHINE_READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "n_seq_max": ("n_seq_max", _whole),
+    "n_ctx": ("n_ctx", _whole),
+    "n_batch": ("n_batch", _whole),
+    "kv_unified": ("kv_unified", bool),
+    "itl_target_ms": ("itl_target_ms", milliseconds),
+    "prefill_chunk": ("prefill_chunk", _whole),
+    "max_waiting": ("max_waiting", _whole),
+    "overhead_ms": ("overhead_s", lambda text: milliseconds(text) / 1e3),
+}
+"""Likewise, for a simulated Machine."""

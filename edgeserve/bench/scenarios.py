@@ -195,6 +195,19 @@ def turns(options: BenchOptions) -> Case:
     return Case(label, "turns", "script", send, is_cold_meant=False)
 
 
+def planned_load(options: BenchOptions, rate_per_s: float, until_s: float) -> list[Planned]:
+    """The arrivals and lengths of an open loop: the same seed gives the same ones anywhere."""
+    return workload.open_loop(
+        shape_of(options), options.arrivals, rate_per_s, until_s, options.seed, options.burstiness
+    )
+
+
+def planned_closed(options: BenchOptions, num_clients: int) -> list[Planned]:
+    """The requests that a closed loop's clients share."""
+    num_requests = max(options.num_requests, 4 * num_clients)
+    return workload.closed_loop(shape_of(options), num_requests, options.seed)
+
+
 def load(options: BenchOptions, rate_per_s: float) -> Case:
     """Open loop at one rate. Measured are the arrivals after the warm-up, for `duration_s`; longer in a
     sweep at a low rate."""
@@ -202,12 +215,9 @@ def load(options: BenchOptions, rate_per_s: float) -> Case:
     if options.scenario is Scenario.SWEEP:
         duration_s = max(duration_s, MIN_REQUESTS_OF_A_POINT / rate_per_s)
     start_s, end_s = options.warmup_s, options.warmup_s + duration_s
-    offered_s = end_s + TAIL_SHARE * duration_s
 
     async def send(lane: Lane, maker: PromptMaker) -> None:
-        planned = workload.open_loop(
-            shape_of(options), options.arrivals, rate_per_s, offered_s, options.seed, options.burstiness
-        )
+        planned = planned_load(options, rate_per_s, end_s + TAIL_SHARE * duration_s)
         requests = lane.requests(maker, planned)
         num_offered = sum(start_s <= (plan.at_s or 0.0) < end_s for plan in planned)
         num_allowed = (1 - options.attainment_target) * num_offered
@@ -249,12 +259,10 @@ def trace(options: BenchOptions) -> Case:
 
 def closed(options: BenchOptions, num_clients: int) -> Case:
     """Closed loop: a slow server is asked less, which hides a queue. Labelled as such everywhere."""
-    num_requests = max(options.num_requests, 4 * num_clients)
 
     async def send(lane: Lane, maker: PromptMaker) -> None:
-        planned = workload.closed_loop(shape_of(options), num_requests, options.seed)
-        requests = lane.requests(maker, planned)
-        await lane.start(label, num_requests).closed_loop(requests, num_clients)
+        requests = lane.requests(maker, planned_closed(options, num_clients))
+        await lane.start(label, len(requests)).closed_loop(requests, num_clients)
 
     label = f"closed loop, {num_clients} client{'s' if num_clients > 1 else ''}"
     return Case(label, "closed", "closed loop", send)

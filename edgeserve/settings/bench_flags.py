@@ -1,4 +1,4 @@
-"""Every option of `edgeserve bench` that says what to measure: its flag, its words, where help lists it.
+"""The options of `edgeserve bench` and `edgeserve simulate`: their flags, their words, where help lists them.
 
 Owns the table only; bench/read_options.py turns what was typed into BenchOptions, whose defaults these are.
 The options of a server that is started for the run are those of `edgeserve serve` (table.py).
@@ -88,3 +88,41 @@ BENCH_FLAGS: tuple[BenchFlag, ...] = (
     BenchFlag("pps", "pps", "", "one prompt for all sequences [off]", ENGINE, alias="-pps"),
     BenchFlag("out", "out", "DIR", "write summary.json, requests.jsonl, report.md and plots there", RESULT),
 )
+
+COSTS, MACHINE = "What a step costs", "The engine"
+
+_SHARED = (
+    "prompt", "output_tokens", "shared_prefix", "rate", "arrivals", "burstiness", "duration", "warmup",
+    "requests", "seed", "slo", "attainment", "out",
+)  # fmt: skip
+
+SIMULATE_FLAGS: tuple[BenchFlag, ...] = (
+    BenchFlag(
+        "rows",
+        "rows",
+        "FILE",
+        "rows of `edgeserve bench --engine --out`; several, with other -b, are better",
+        COSTS,
+        repeats=True,
+    ),
+    BenchFlag("device", "device", "NAME", "a device's profile instead, with the model that is named", COSTS),
+    BenchFlag("decode_ms", "decode-ms", "X", "or figures: a token of one stream alone", COSTS),
+    BenchFlag("prefill_tok_s", "prefill-tok-s", "X", "with it: prompt tokens per second", COSTS),
+    BenchFlag("each_ms", "each-ms", "X", "with it: what a further stream adds to a step [0]", COSTS),
+    BenchFlag("depth_ms", "depth-ms", "X", "with it: what 1,000 resident tokens add to a token [0]", COSTS),
+    BenchFlag("overhead_ms", "overhead-ms", "X", "what sampling and delivery add to a step [0]", COSTS),
+    BenchFlag("users", "users", "N,N", "people who each wait for their answer [1,2,4,8]; or --rate", LOAD),
+    *(flag for flag in BENCH_FLAGS if flag.field in _SHARED),
+    BenchFlag("n_seq_max", "parallel", "N", "sequences computed at once [4]", MACHINE, alias="-np"),
+    BenchFlag(
+        "n_ctx", "ctx-size", "N", "tokens in the KV cache [4,096 for each sequence]", MACHINE, alias="-c"
+    ),
+    BenchFlag("n_batch", "batch-size", "N", "most tokens in one step [2048]", MACHINE, alias="-b"),
+    BenchFlag(
+        "kv_unified", "kv-unified", "", "one pool of cells for all sequences [off]", MACHINE, alias="-kvu"
+    ),
+    BenchFlag("itl_target_ms", "itl-target-ms", "X", "the gap that prompts of others may cause", MACHINE),
+    BenchFlag("prefill_chunk", "prefill-chunk", "N", "prompt tokens in every step, in its place", MACHINE),
+    BenchFlag("max_waiting", "max-waiting", "N", "requests that may wait [64]", MACHINE),
+)
+"""Every option of `edgeserve simulate`."""
