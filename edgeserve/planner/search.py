@@ -133,14 +133,15 @@ class Search:
         return None
 
     def _least_bad(self) -> Choice:
-        """What misses least, with the smallest variant of each family."""
+        """What misses least, with plain settings: a misfit's figures are for what was asked, not for a cache
+        type that nobody asked for."""
         num_sequences = self._sequence_counts()[-1]
         choices = []
         for family in self.placements.families:
             variants = self._valid(family, num_sequences) or self.variants(family)[:1]
             spots = self.placements.spots(family)
             settings = [
-                self._sized(self._settings(num_sequences, variants[-1], spot), self.floor) for spot in spots
+                self._sized(self._settings(num_sequences, variants[0], spot), self.floor) for spot in spots
             ]
             least = min(settings, key=self.sizer.overflow_bytes)
             fits = self.sizer.fits(least)

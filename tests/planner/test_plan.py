@@ -196,7 +196,8 @@ def test_a_model_larger_than_the_machine_says_the_least_that_it_needs(tmp_path: 
     assert plan.remedy is not None
     assert plan.remedy.changes == ()
     assert plan.remedy.nearest is None
-    assert plan.remedy.least_bytes > plan.remedy.usable_bytes
+    assert plan.remedy.usable_bytes < plan.remedy.least_bytes < plan.remedy.needed_bytes
+    assert (plan.settings.type_k, plan.settings.n_ubatch) == ("f16", 512)
     with pytest.raises(OutOfMemoryError, match="does not fit: it would take") as caught:
         refuse_if_misfit(plan)
     assert "smaller quantization" in caught.value.hint
