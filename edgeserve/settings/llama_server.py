@@ -34,6 +34,8 @@ _EMBED = "It generates text only: embeddings and reranking are not supported."
 _THREADS = "Set the affinity from outside, with taskset: the thread count follows it."
 _CACHE = "Prompt prefixes stay in the KV cache of their slot; there is no second cache."
 _WEB = "It has no web page; `edgeserve chat` talks in the terminal."
+_TOOLS = "It runs no tools: that is up to the client."
+_PAGES = "Pages on this machine may use it; name others with --allow-origin."
 _REQUEST = "Send it with the request."
 
 ABSENT: tuple[Absent, ...] = (
@@ -50,6 +52,18 @@ ABSENT: tuple[Absent, ...] = (
             "--gpu-layers-draft", "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min",
             "--draft-p-min", "-devd", "--device-draft", "--spec-type", "-lcs", "--lookup-cache-static",
             "-lcd", "--lookup-cache-dynamic"), _DRAFT),
+    Absent(("--spec-draft-model", "--spec-draft-hf", "-hfrd", "--spec-draft-n-max", "--spec-draft-n-min",
+            "--spec-draft-p-min", "--spec-draft-p-split", "--draft-p-split", "--spec-draft-ngl",
+            "--n-gpu-layers-draft", "--spec-draft-device", "--spec-draft-type-k", "-ctkd",
+            "--cache-type-k-draft", "--spec-draft-type-v", "-ctvd", "--cache-type-v-draft",
+            "--spec-draft-threads", "-td", "--threads-draft", "--spec-draft-threads-batch", "-tbd",
+            "--threads-batch-draft", "--spec-draft-override-tensor", "-otd", "--override-tensor-draft",
+            "--spec-draft-cpu-moe", "-cmoed", "--cpu-moe-draft", "--spec-draft-n-cpu-moe", "-ncmoed",
+            "--n-cpu-moe-draft", "--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max",
+            "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m",
+            "--spec-ngram-simple-min-hits", "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m",
+            "--spec-ngram-map-k-min-hits", "--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m",
+            "--spec-ngram-map-k4v-min-hits", "--spec-default"), _DRAFT),
     Absent(("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"), _ADAPTER),
     Absent(("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx",
             "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"), _ROPE),
@@ -68,6 +82,7 @@ ABSENT: tuple[Absent, ...] = (
     Absent(("--prefill-assistant", "--no-prefill-assistant"),
            "A last message of the assistant is always continued."),
     Absent(("--reasoning-budget", "-rea", "--reasoning", "--reasoning-budget-message"), _REASONING),
+    Absent(("--reasoning-effort",), "Send it with the request, as reasoning_effort."),
     Absent(("-hff", "--hf-file"), "Name the file in the reference: -m hf:ORG/REPO/FILE.gguf."),
     Absent(("-hft", "--hf-token"), "Set HF_TOKEN in the environment."),
     Absent(("-mu", "--model-url", "-dr", "--docker-repo"), "Download the file and give it with -m."),
@@ -75,7 +90,10 @@ ABSENT: tuple[Absent, ...] = (
            _ONE_MODEL),
     Absent(("--ssl-key-file", "--ssl-cert-file"), _TLS),
     Absent(("--path", "--webui-config", "--webui-config-file", "--api-prefix", "--tools"), _WEB),
-    Absent(("--webui",), _WEB),
+    Absent(("--webui", "--ui", "--ui-config", "--ui-config-file", "--ui-mcp-proxy", "--webui-mcp-proxy"),
+           _WEB),
+    Absent(("--mcp-servers-config", "--mcp-servers-json", "-ag", "--agent", "--tools-runtime"), _TOOLS),
+    Absent(("--cors-origins", "--cors-methods", "--cors-headers", "--cors-credentials"), _PAGES),
     Absent(("-to", "--timeout"), "--max-queue-s bounds the wait; a client ends a request by leaving."),
     Absent(("--threads-http",), "HTTP needs no threads here."),
     Absent(("-C", "--cpu-mask", "-Cr", "--cpu-range", "-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch",
@@ -98,7 +116,7 @@ ABSENT: tuple[Absent, ...] = (
 )  # fmt: skip
 
 ALWAYS_SO: tuple[str, ...] = (
-    "--metrics", "--slots", "--jinja", "-cb", "--cont-batching", "--warmup", "--no-webui",
+    "--metrics", "--slots", "--jinja", "-cb", "--cont-batching", "--warmup", "--no-webui", "--no-ui",
     "--no-context-shift", "--cache-prompt", "--no-perf",
 )  # fmt: skip
 """Switches that ask for what is always so here: taken, so that a llama-server command line works as it is."""
