@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from edgeserve.llama import Model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sigint_works() -> None:
+    """A shell that starts the tests in the background has them ignore SIGINT, and so would every child."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,7 @@ def test_the_model_alone(model_path: Path, capsys: pytest.CaptureFixture[str], t
     assert all(len(row["repeats"]["t_tg"]) == 2 for row in found["rows"])
     assert (found["n_threads"], found["n_ctx"]) == (1, 1024)
     # 900 tokens do not fit into a half of the context.
-    left_out = [note.split(" was left out")[0] for note in found["warnings"] if "was left out" in note]
+    left_out = [note.split(" was left out")[0] for note in found["warnings"] if " was left out" in note]
     assert left_out == [
         "PP 900, TG 4, B 1",
         "PP 900, TG 4, B 2",

@@ -149,8 +149,8 @@ def queueing(seen: Observed) -> Diagnosis | None:
 def _way_out_of_the_queue(seen: Observed) -> str:
     if (seen.busy_share or 0.0) >= BUSY:
         return (
-            "The machine computes all the time: fewer or shorter requests, or a lower --max-waiting that refuses"
-            " early. More sequences (-np) help only as far as batching does."
+            "The machine computes all the time: fewer or shorter requests, or a lower --max-waiting that"
+            " refuses early. More sequences (-np) help only as far as batching does."
         )
     if (_cells_share(seen) or 0.0) >= CELLS_FULL:
         return "A larger -c or a quantized cache (-ctk q8_0 -ctv q8_0): more sequences find no cells."

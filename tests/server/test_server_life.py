@@ -122,7 +122,7 @@ def child(model_path: Path) -> Iterator[subprocess.Popen[str]]:
         "from edgeserve.llama import Model\n"
         "from edgeserve.server.run import run_server\n"
         "def load(progress):\n"
-        "    config = EngineConfig(model_path=sys.argv[1], n_ctx=2048, n_seq_max=1)\n"
+        "    config = EngineConfig(model_path=sys.argv[1], n_ctx=2048, n_seq_max=1, n_threads=1)\n"
         "    return AsyncEngine(Model(sys.argv[1]), config)\n"
         "config = ServerConfig(port=0, drain_timeout_s=float(sys.argv[2]))\n"
         "show = lambda url: print(url, flush=True)\n"
@@ -156,7 +156,7 @@ def health_code(live: Live) -> str | None:
 
 def test_sigterm_lets_the_running_finish_and_nobody_in(child: subprocess.Popen[str]) -> None:
     live = connect(child)
-    with streaming(live, max_tokens=150) as stream:
+    with streaming(live, max_tokens=60) as stream:
         received = next(stream)
         child.send_signal(signal.SIGTERM)
         live.wait_until(lambda: health_code(live) == "draining", "for draining to begin")
@@ -165,7 +165,7 @@ def test_sigterm_lets_the_running_finish_and_nobody_in(child: subprocess.Popen[s
         received += b"".join(stream)
     *chunks, done = sse_documents(received.decode())
     assert done == "[DONE]"
-    assert chunks[-1]["timings"]["predicted_n"] == 150
+    assert chunks[-1]["timings"]["predicted_n"] == 60
     live.http.close()
     out, err = child.communicate(timeout=READY_S)
     assert child.returncode == 0
