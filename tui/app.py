@@ -24,8 +24,8 @@ from tui.monitor_screen import MonitorScreen
 from tui.themes import DEFAULT_THEME, themes, variable_defaults
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-TICK_S = 0.25
-STILL_TICKS = 4
+TICK_S = 0.33
+STILL_TICKS = 3
 """With nothing new, only time moves on: once in so many ticks is enough."""
 
 _MOUSE_ON = "\x1b[?1000h\x1b[?1003h\x1b[?1015h\x1b[?1006h"
@@ -126,7 +126,9 @@ class EdgeserveApp(App[None]):
         if is_still and self._still_ticks % STILL_TICKS:
             return
         self._shown_version = self.feed.version
-        self.screen_stack[0].post_message(FeedChanged(is_still))
+        # Between two modes, and at the end, there is none.
+        for screen in self.screen_stack[:1]:
+            screen.post_message(FeedChanged(is_still))
 
     # --- keys
 

@@ -119,6 +119,8 @@ class BenchScreen(FeedScreen):
 
     def show(self) -> None:
         """What the feed knows: who is measured, and its speeds while a benchmark runs."""
+        if not self.is_drawn:
+            return
         feed = self.feed
         top = self.query_one("#top", TwoEndedLine)
         top.show(server_parts(feed.facts, feed.url), link_parts(feed, feed.now()))

@@ -25,6 +25,7 @@ class _Chart(Widget):
     """Rows of a plot with a labelled axis to the left."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "chart--blank",
         "chart--prefill",
         "chart--decode",
         "chart--axis",
@@ -42,6 +43,7 @@ class _Chart(Widget):
     """
 
     def style_of(self, name: str) -> Style:
+        """Remembered by the widget, unlike its own style, which is worked out anew at every call."""
         return self.get_component_rich_style(f"chart--{name}")
 
     @property
@@ -89,36 +91,35 @@ class TimeChart(_Chart):
         return max(1, self.size.height - (2 if self.size.height >= 6 else 1))
 
     def render_line(self, y: int) -> Strip:
-        width, blank = self.size.width, self.rich_style
-        if y < self._num_rows:
-            return strip_of(self._plot_cells(y), width, blank)
+        width, blank = self.size.width, self.style_of("blank")
+        num_rows = self._num_rows
+        if y < num_rows:
+            return strip_of(self._plot_cells(y, num_rows), width, blank)
         has_axis = self.size.height >= 6
-        if has_axis and y == self._num_rows:
+        if has_axis and y == num_rows:
             return strip_of(self._axis_line(), width, blank)
         return strip_of([(self._time_labels(), self.style_of("axis"))], width, blank)
 
-    def _plot_cells(self, y: int) -> list[Cell]:
-        row = self._num_rows - 1 - y
-        label = axis_labels(self._top, self._num_rows).get(y, "")
+    def _plot_cells(self, y: int, num_rows: int) -> list[Cell]:
+        row, top, num_columns = num_rows - 1 - y, self._top, self.num_columns
+        label = axis_labels(top, num_rows).get(y, "")
         cells = self.axis_cells(label, "┤" if label else "│")
-        is_target_row = self._target_row == row
         bar, target = self.style_of(self._kind), self.style_of("target")
-        values = [None] * (self.num_columns - len(self._values)) + list(self._values)[-self.num_columns :]
+        on_bar = Style(color=target.color, bgcolor=bar.color)
+        is_target_row = self._target_row(num_rows) == row
+        values = [None] * (num_columns - len(self._values)) + list(self._values)[-num_columns:]
         for value in values:
-            character = bar_character(value or 0.0, self._top, row, self._num_rows)
-            if is_target_row and character == " ":
-                cells.append(("╌", target))
-            elif is_target_row and character == "█":
-                cells.append(("╌", Style(color=target.color, bgcolor=bar.color)))
+            character = bar_character(value or 0.0, top, row, num_rows)
+            if is_target_row and character in " █":
+                cells.append(("╌", on_bar if character == "█" else target))
             else:
                 cells.append((character, bar))
         return cells
 
-    @property
-    def _target_row(self) -> int | None:
+    def _target_row(self, num_rows: int) -> int | None:
         if not self._target or self._target > self._top:
             return None
-        return min(self._num_rows - 1, int(self._num_rows * self._target / self._top))
+        return min(num_rows - 1, int(num_rows * self._target / self._top))
 
     def _axis_line(self) -> list[Cell]:
         ages = range(self.num_columns, 0, -1)
@@ -168,19 +169,20 @@ class StepTimeline(_Chart):
         return self._steps
 
     def render_line(self, y: int) -> Strip:
-        num_rows = max(1, self.size.height - 1)
-        steps = list(self._steps)[-self.num_columns :] if self.num_columns else []
-        num_empty = self.num_columns - len(steps)
+        num_rows, num_columns = max(1, self.size.height - 1), self.num_columns
+        blank = self.style_of("blank")
+        steps = list(self._steps)[-num_columns:] if num_columns else []
+        num_empty = num_columns - len(steps)
         if y >= num_rows:
-            cells = [*self.axis_cells("step", " "), (" " * num_empty, self.rich_style)]
-            return strip_of([*cells, *map(self._mark, steps)], self.size.width, self.rich_style)
+            cells = [*self.axis_cells("step", " "), (" " * num_empty, blank)]
+            return strip_of([*cells, *map(self._mark, steps)], self.size.width, blank)
         row = num_rows - 1 - y
         label = axis_labels(self._top, num_rows).get(y, "")
-        cells = self.axis_cells(label, "┤" if label else "│")
-        target_row = self._target_row(num_rows)
-        cells += [self._empty_cell(row == target_row)] * num_empty
-        cells += [self._cell(step, row, num_rows, row == target_row) for step in steps]
-        return strip_of(cells, self.size.width, self.rich_style)
+        is_target_row = self._target_row(num_rows) == row
+        empty = ("╌", self.style_of("target")) if is_target_row else (" ", blank)
+        cells = [*self.axis_cells(label, "┤" if label else "│"), *[empty] * num_empty]
+        cells += [self._cell(step, row, num_rows, empty) for step in steps]
+        return strip_of(cells, self.size.width, blank)
 
     def _mark(self, step: Step) -> Cell:
         if step.num_prefill and step.num_decode:
@@ -189,16 +191,17 @@ class StepTimeline(_Chart):
             return PREFILL_MARK, self.style_of("prefill")
         return DECODE_MARK, self.style_of("decode")
 
-    def _cell(self, step: Step, row: int, num_rows: int, is_target_row: bool) -> Cell:
+    def _cell(self, step: Step, row: int, num_rows: int, empty: Cell) -> Cell:
+        """What a step shows in a row; `empty` where it does not reach."""
         character = bar_character(step.duration_s * 1e3, self._top, row, num_rows)
         if character == " ":
-            return self._empty_cell(is_target_row)
+            return empty
         split = self._decode_eighths(step, num_rows) - 8 * row
         if 0 < split < 8 and character == "█":
             return EIGHTHS[split], self.style_of("boundary")
         style = self.style_of("decode" if split > 0 else "prefill")
-        if is_target_row and character == "█":
-            return "╌", Style(color=self.style_of("target").color, bgcolor=style.color)
+        if empty[0] != " " and character == "█":
+            return empty[0], Style(color=empty[1].color, bgcolor=style.color)
         return character, style
 
     def _decode_eighths(self, step: Step, num_rows: int) -> int:
@@ -211,6 +214,3 @@ class StepTimeline(_Chart):
         if not self._target_ms or self._target_ms > self._top:
             return None
         return min(num_rows - 1, int(num_rows * self._target_ms / self._top))
-
-    def _empty_cell(self, is_target_row: bool) -> Cell:
-        return ("╌", self.style_of("target")) if is_target_row else (" ", self.rich_style)

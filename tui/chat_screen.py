@@ -104,6 +104,8 @@ class ChatScreen(FeedScreen):
 
     def show(self) -> None:
         """The lines above and below what was said."""
+        if not self.is_drawn:
+            return
         feed = self.feed
         self.query_one("#top", TwoEndedLine).show(
             server_parts(feed.facts, feed.url), link_parts(feed, feed.now())

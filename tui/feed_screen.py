@@ -16,3 +16,8 @@ class FeedScreen(Screen[None]):
         feed = vars(self.app)["feed"]
         assert isinstance(feed, Feed)
         return feed
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its widgets are there: not yet, or no longer, when the feed speaks at the wrong moment."""
+        return bool(self.query("#top"))

@@ -56,13 +56,13 @@ class TwoEndedLine(Widget):
         return "".join(part for part, _ in self._left) + "  " + "".join(part for part, _ in self._right)
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width - 2
+        width, blank = self.size.width - 2, self.get_component_rich_style("line--plain")
         right = [self._cell(part) for part in self._right]
         room = width - sum(cell_len(text) for text, _ in right)
         left = _cut([self._cell(part) for part in self._left], max(0, room - (2 if right else 0)))
         gap = room - sum(cell_len(text) for text, _ in left)
-        cells = [(" ", self.rich_style), *left, (" " * max(0, gap), self.rich_style), *right]
-        return strip_of(cells, self.size.width, self.rich_style)
+        cells = [(" ", blank), *left, (" " * max(0, gap), blank), *right]
+        return strip_of(cells, self.size.width, blank)
 
     def _cell(self, part: Part) -> Cell:
         text, name = part

@@ -24,6 +24,7 @@ class MemoryPanel(Widget):
     """Shows what it was last told; lines that nobody knows say so."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "memory--blank",
         "memory--label",
         "memory--used",
         "memory--cached",
@@ -46,6 +47,8 @@ class MemoryPanel(Widget):
             None,
             "",
         )
+        self._lines: list[_Line] = []
+        self._drawn_for: object = None
 
     def show(
         self, cells: Cells | None, planned: PlannedMemory | None, real: ProcessMemory | None, note: str = ""
@@ -56,8 +59,12 @@ class MemoryPanel(Widget):
             self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        lines = self._tall_lines() if self.size.height > 3 else self._flat_lines()
-        return strip_of(lines[y] if y < len(lines) else [], self.size.width, self.rich_style)
+        drawn_for = (self._shown, self.size, self.app.theme)
+        if drawn_for != self._drawn_for:
+            self._drawn_for = drawn_for
+            self._lines = self._tall_lines() if self.size.height > 3 else self._flat_lines()
+        lines = self._lines
+        return strip_of(lines[y] if y < len(lines) else [], self.size.width, self._style("blank"))
 
     # --- lines
 
@@ -123,7 +130,7 @@ class MemoryPanel(Widget):
         return self.get_component_rich_style(f"memory--{name}")
 
     def _text(self, label: str, text: str) -> _Line:
-        return [(f" {label:<{_LABEL_COLUMNS - 2}} ", self._style("label")), (text, self.rich_style)]
+        return [(f" {label:<{_LABEL_COLUMNS - 2}} ", self._style("label")), (text, self._style("blank"))]
 
     def _bar(self, label: str, parts: list[tuple[float, str, Style]], text: str, more: str = "") -> _Line:
         """Label, bar and figure; `more` only where the line is long enough for it."""
@@ -134,7 +141,7 @@ class MemoryPanel(Widget):
         return [
             (f" {label:<{_LABEL_COLUMNS - 2}} ", self._style("label")),
             *bar,
-            (f"  {text}", self.rich_style),
+            (f"  {text}", self._style("blank")),
             *tail,
         ]
 

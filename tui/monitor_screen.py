@@ -32,6 +32,7 @@ from tui.status_texts import absent_text, link_parts, request_figures, server_pa
 
 COLUMN_CHOICES_S = (1.0, 2.0, 5.0, 10.0, 0.5)
 NARROW_COLUMNS, SHORT_ROWS = 110, 30
+CHARTS_EVERY_S = 0.9
 
 
 class MonitorScreen(FeedScreen):
@@ -81,6 +82,7 @@ class MonitorScreen(FeedScreen):
         super().__init__()
         self.column_s = COLUMN_CHOICES_S[0]
         self.findings: list[Finding] = []
+        self._charts_at_s = float("-inf")
 
     def compose(self) -> ComposeResult:
         yield TwoEndedLine(id="top")
@@ -109,12 +111,16 @@ class MonitorScreen(FeedScreen):
         self.call_after_refresh(self.show)
 
     def on_feed_changed(self, message: FeedChanged) -> None:
-        self.show()
+        # Their columns are a second wide, and they are the largest thing to draw.
+        has_new_column = self.feed.now() - self._charts_at_s >= CHARTS_EVERY_S
+        self.show(with_charts=has_new_column)
 
     # --- showing
 
-    def show(self) -> None:
+    def show(self, *, with_charts: bool = True) -> None:
         """Everything as the feed has it now."""
+        if not self.is_drawn:
+            return
         feed = self.feed
         self.query_one("#top", TwoEndedLine).show(
             [*server_parts(feed.facts, feed.url)], link_parts(feed, feed.now())
@@ -126,9 +132,10 @@ class MonitorScreen(FeedScreen):
             self.query_one("#absent", Static).update(absent_text(feed))
             self.query_one("#finding", TwoEndedLine).show([])
             return
-        show_speeds(
-            feed, self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart), self.column_s
-        )
+        if with_charts:
+            self._charts_at_s = feed.now()
+            prefill, decode = self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart)
+            show_speeds(feed, prefill, decode, self.column_s)
         self._show_steps()
         self._show_requests()
         self._show_memory()

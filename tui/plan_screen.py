@@ -132,6 +132,8 @@ class PlanScreen(FeedScreen):
 
     def show(self) -> None:
         """The line above; the plan does not depend on the feed."""
+        if not self.is_drawn:
+            return
         feed = self.feed
         self.query_one("#top", TwoEndedLine).show(
             server_parts(feed.facts, feed.url), link_parts(feed, feed.now())

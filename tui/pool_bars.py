@@ -42,6 +42,7 @@ class PoolBars(Widget):
     """For each pool: name and sum, bar, and its parts in one or two rows."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "bars--blank",
         "bars--weights",
         "bars--kv",
         "bars--compute",
@@ -86,7 +87,7 @@ class PoolBars(Widget):
         cells: list[Cell] = []
         if index < len(self._pools):
             cells = self._row(self._pools[index], row)
-        return strip_of(cells, self.size.width, self.rich_style)
+        return strip_of(cells, self.size.width, self._style("blank"))
 
     def _row(self, pool: PoolBar, row: int) -> list[Cell]:
         if row == 0:
@@ -104,7 +105,7 @@ class PoolBars(Widget):
     def _head(self, pool: PoolBar) -> list[Cell]:
         sign = "≤ " if pool.high_bytes > sum(pool.parts.values()) else ""
         text = f"  {sign}{size(pool.high_bytes)} of {size(pool.usable_bytes)}"
-        cells = [(printable(pool.name), self._style("label")), (text, self.rich_style)]
+        cells = [(printable(pool.name), self._style("label")), (text, self._style("blank"))]
         if not pool.fits:
             over = size(pool.high_bytes - pool.usable_bytes)
             cells.append((f"   too much by {over}", self._style("over")))

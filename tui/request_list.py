@@ -109,6 +109,7 @@ class RequestList(Widget, can_focus=True):
     """Rows of requests with a cursor; scrolls when there are more than fit."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "requests--blank",
         "requests--head",
         "requests--prefill",
         "requests--decode",
@@ -196,12 +197,12 @@ class RequestList(Widget, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         if y == 0:
-            return self._strip(self._head(), self.rich_style)
+            return self._strip(self._head(), self._style("blank"))
         index = self._first_row + y - 1
         if index < len(self._rows):
             return self._strip(*self._row(index))
         text = f" {self._empty_text}" if not self._rows and y == 1 else ""
-        return self._strip([(text, self._style("queue"))], self.rich_style)
+        return self._strip([(text, self._style("queue"))], self._style("blank"))
 
     def _strip(self, cells: list[Cell], blank: Style) -> Strip:
         return strip_of(cells, self.size.width, blank)
@@ -216,7 +217,7 @@ class RequestList(Widget, can_focus=True):
     def _row(self, index: int) -> tuple[list[Cell], Style]:
         row = self._rows[index]
         is_chosen = index == self.cursor and self.has_focus
-        base = self._style("cursor") if is_chosen else self.rich_style
+        base = self._style("cursor") if is_chosen else self._style("blank")
         state = self._style(_STYLES[row.view.status])
         quiet = row.view.status is Status.DONE
         cells: list[Cell] = [("›" if is_chosen else " ", base)]

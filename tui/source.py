@@ -23,6 +23,7 @@ from tui import llama_server
 from tui.snapshot import Link, LinkState, ServerFacts, ServerKind, Snapshot, read_snapshot
 
 POLL_S = 0.5
+GULP_S, WAITED_S = 0.1, 0.002
 FIRST_RETRY_S, LAST_RETRY_S = 0.5, 4.0
 SILENCE_S = 20.0
 """edgeserve sends a comment every few seconds: a stream silent for longer is dead."""
@@ -149,8 +150,15 @@ async def _stream(client: Client, facts: ServerFacts) -> AsyncGenerator[Update, 
     yield facts
     yield Link(LinkState.LIVE)
     async with aclosing(client.get_events("/events")) as documents:
+        asked_s = time.monotonic()
         async for document in documents:
-            yield read_snapshot(json.loads(document), time.monotonic())
+            now_s = time.monotonic()
+            yield read_snapshot(json.loads(document), now_s)
+            if now_s - asked_s > WAITED_S:
+                # Everything is read. The next steps gather meanwhile: reading them in gulps costs a fraction
+                # of reading each as it comes, and none grows older than this.
+                await asyncio.sleep(GULP_S)
+            asked_s = time.monotonic()
 
 
 async def _poll(client: Client, facts: ServerFacts) -> AsyncGenerator[Update, None]:
