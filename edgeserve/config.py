@@ -104,5 +104,7 @@ class ServerConfig:
     max_body_bytes: int = 16 << 20
     sse_ping_s: float = 5.0
     drain_timeout_s: float = 30.0
+    sleep_idle_s: float = 0.0
+    """Seconds without a request after which the model is freed until the next one; 0 keeps it."""
     request_defaults: dict[str, float | int] = field(default_factory=dict)
     """Sampling defaults of this server, by SamplingParams field."""

@@ -33,9 +33,15 @@ def run(settings: Settings, *, is_insecure: bool) -> int:
     # Before anything listens: a mistyped name must not look like a server that is about to come.
     check_reference(settings)
 
+    # A model that slept is loaded again, with nothing new to say about it.
+    is_first = True
+
     def load(on_progress: Callable[[float], None]) -> AsyncEngine:
+        nonlocal is_first
         started = make_engine(settings, find(settings), on_progress)
-        say(*started.notes, *engine_lines(started))
+        if is_first:
+            say(*started.notes, *engine_lines(started))
+        is_first = False
         return started.engine
 
     run_server(

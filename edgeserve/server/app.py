@@ -23,6 +23,7 @@ from edgeserve.server.http_errors import on_bug, on_http_exception, on_request_e
 from edgeserve.server.limits import Limits
 from edgeserve.server.linger import Linger
 from edgeserve.server.security import Guard
+from edgeserve.server.sleep import InUse
 from edgeserve.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def build_app(state: ServerState) -> Starlette:
         middleware=[
             Middleware(Linger, max_bytes=state.config.max_body_bytes),
             Middleware(Guard, config=state.config),
+            Middleware(InUse, state=state),
         ],
         exception_handlers={
             RequestError: on_request_error,

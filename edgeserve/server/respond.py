@@ -19,8 +19,9 @@ from edgeserve.server.events import Event, Generation, run
 from edgeserve.server.http_errors import ClientLeftError
 from edgeserve.server.recorder import Recorder
 from edgeserve.server.security import REQUEST_ID_KEY
+from edgeserve.server.serving import Serving
 from edgeserve.server.sse import DONE, EventStreamResponse, frame, unless_gone
-from edgeserve.server.state import ServerState, Serving, state_of
+from edgeserve.server.state import ServerState, state_of
 
 _CLIENT_CLOSED = 499
 

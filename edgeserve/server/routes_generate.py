@@ -28,7 +28,8 @@ from edgeserve.server.protocol_completions import CompletionRequest, NativeCompl
 from edgeserve.server.reasoning import ReasoningStyle
 from edgeserve.server.respond import Job, respond
 from edgeserve.server.security import NAMESPACE_KEY
-from edgeserve.server.state import ServerState, Serving
+from edgeserve.server.serving import Serving
+from edgeserve.server.state import ServerState
 
 
 async def chat_completions(http: HttpRequest) -> Response:
@@ -44,7 +45,7 @@ async def native_completion(http: HttpRequest) -> Response:
 
 
 async def _chat(http: HttpRequest, state: ServerState) -> Job:
-    serving = state.accepting()
+    serving = await state.accepting()
     ask, arrival_s = await read_json(http, ChatRequest, state.config.max_body_bytes, state.limits.body_s)
     ask.check(state.limits)
     sampling = _sampling(ask, state, serving, shows_control_tokens=serving.shows_control_tokens)
@@ -64,7 +65,7 @@ async def _chat(http: HttpRequest, state: ServerState) -> Job:
 
 
 async def _completions(http: HttpRequest, state: ServerState) -> Job:
-    serving = state.accepting()
+    serving = await state.accepting()
     ask, arrival_s = await read_json(
         http, CompletionRequest, state.config.max_body_bytes, state.limits.body_s
     )
@@ -80,7 +81,7 @@ async def _completions(http: HttpRequest, state: ServerState) -> Job:
 
 
 async def _native_completion(http: HttpRequest, state: ServerState) -> Job:
-    serving = state.accepting()
+    serving = await state.accepting()
     ask, arrival_s = await read_json(
         http, NativeCompletionRequest, state.config.max_body_bytes, state.limits.body_s
     )
@@ -153,4 +154,4 @@ def _echo(prompt: RawPrompt, serving: Serving) -> str:
 
 
 def _identity(generation_id: str, serving: Serving, arrival_s: float) -> Identity:
-    return Identity(generation_id, serving.model_id, int(time.time()), serving.fingerprint, arrival_s)
+    return Identity(generation_id, serving.model_id, int(time.time()), serving.facts.fingerprint, arrival_s)

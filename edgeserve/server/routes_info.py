@@ -19,14 +19,15 @@ from edgeserve.errors import NotFoundError, UnavailableError
 from edgeserve.server.body import check_content_type, read_body
 from edgeserve.server.http_errors import error_response
 from edgeserve.server.metrics_export import CONTENT_TYPE
+from edgeserve.server.serving import ModelFacts, Serving
 from edgeserve.server.sse import HEADERS, EventStreamResponse, frame
-from edgeserve.server.state import ServerState, Serving, state_of
+from edgeserve.server.state import ServerState, state_of
 from edgeserve.server.stats_view import slots_document, snapshot_document
 
 
 async def root(http: Request) -> Response:
     state = state_of(http)
-    model = state.serving.model_id if state.serving else None
+    model = state.facts().model_id if state.serving or state.is_asleep else None
     return JSONResponse({"name": "edgeserve", "model": model, "api": "/v1"})
 
 
@@ -34,27 +35,35 @@ async def health(http: Request) -> Response:
     """200 when a request would be served; otherwise 503 and why (loading, draining, stuck, stopped)."""
     state = state_of(http)
     try:
-        serving = state.accepting()
-        _check_engine(state, serving)
+        state.check_accepting()
+        facts = state.facts()
+        _check_engine(state)
     except UnavailableError as error:
         response = error_response(error)
         response.headers["Cache-Control"] = "no-store"
         return response
-    stats, model = serving.engine.stats, serving.model
+    stats = state.engine_stats()
     return JSONResponse(
         {
             "status": "ok",
-            "running": len(stats.running),
-            "waiting": len(stats.waiting),
-            "heartbeat_age_s": round(max(0.0, time.perf_counter() - stats.heartbeat_s), 3),
-            "layers": model.n_layer + 1,
-            "gpu_layers": model.num_gpu_layers,
+            "is_sleeping": state.is_asleep,
+            "running": len(stats.running) if stats else 0,
+            "waiting": len(stats.waiting) if stats else 0,
+            "heartbeat_age_s": _age_s(stats) if stats else None,
+            "layers": facts.num_layers,
+            "gpu_layers": facts.num_gpu_layers,
         }
     )
 
 
-def _check_engine(state: ServerState, serving: Serving) -> None:
-    if not serving.engine.is_alive:
+def _age_s(stats: EngineStats) -> float:
+    return round(max(0.0, time.perf_counter() - stats.heartbeat_s), 3)
+
+
+def _check_engine(state: ServerState) -> None:
+    if state.is_asleep:
+        return
+    if not state.ready().engine.is_alive:
         raise UnavailableError("The engine has stopped.", code="engine_stopped")
     if (silent_s := state.stuck_for_s()) is not None:
         raise UnavailableError(
@@ -65,78 +74,77 @@ def _check_engine(state: ServerState, serving: Serving) -> None:
 
 
 async def models(http: Request) -> Response:
-    serving = state_of(http).ready()
-    entry = _model_entry(serving)
-    listed = {"name": serving.model_id, "model": serving.model_id, "capabilities": ["completion"]}
-    return JSONResponse({"object": "list", "data": [entry], "models": [listed]})
+    facts = state_of(http).facts()
+    listed = {"name": facts.model_id, "model": facts.model_id, "capabilities": ["completion"]}
+    return JSONResponse({"object": "list", "data": [_model_entry(facts)], "models": [listed]})
 
 
 async def model(http: Request) -> Response:
     """One entry; any name is answered by the loaded model, as generation is."""
-    return JSONResponse(_model_entry(state_of(http).ready()))
+    return JSONResponse(_model_entry(state_of(http).facts()))
 
 
-def _model_entry(serving: Serving) -> dict[str, Any]:
-    model, config = serving.model, serving.engine.config
+def _model_entry(facts: ModelFacts) -> dict[str, Any]:
     return {
-        "id": serving.model_id,
+        "id": facts.model_id,
         "object": "model",
-        "created": serving.created,
+        "created": facts.created,
         "owned_by": "edgeserve",
-        "root": serving.model_id,
-        "max_model_len": config.n_ctx_seq,
+        "root": facts.model_id,
+        "max_model_len": facts.config.n_ctx_seq,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "meta": {
-            "n_ctx": config.n_ctx_seq,
-            "n_ctx_pool": config.n_ctx,
-            "n_ctx_train": model.n_ctx_train,
-            "n_vocab": model.n_vocab,
-            "n_embd": model.n_embd,
-            "n_params": model.n_params,
-            "size": model.size_bytes,
-            "description": model.description,
+            "n_ctx": facts.config.n_ctx_seq,
+            "n_ctx_pool": facts.config.n_ctx,
+            "n_ctx_train": facts.n_ctx_train,
+            "n_vocab": facts.n_vocab,
+            "n_embd": facts.n_embd,
+            "n_params": facts.n_params,
+            "size": facts.size_bytes,
+            "ftype": facts.ftype,
+            "description": facts.description,
         },
     }
 
 
 async def props(http: Request) -> Response:
     state = state_of(http)
-    serving = state.ready()
-    config = serving.engine.config
+    facts = state.facts()
     return JSONResponse(
         {
             "default_generation_settings": {
-                "n_ctx": config.n_ctx_seq,
-                "params": _default_params(state, serving),
+                "n_ctx": facts.config.n_ctx_seq,
+                "params": _default_params(state, facts),
             },
-            "total_slots": config.n_seq_max,
-            "model_alias": serving.model_id,
-            "model_path": serving.model.path,
+            "total_slots": facts.config.n_seq_max,
+            "model_alias": facts.model_id,
+            "model_path": facts.path,
+            "model_ftype": facts.ftype,
             "modalities": {"vision": False, "audio": False, "video": False},
-            "chat_template": serving.template.source,
-            "chat_template_caps": _caps(serving),
-            "bos_token": serving.bos_token,
-            "eos_token": serving.eos_token,
-            "build_info": serving.fingerprint,
-            "is_sleeping": False,
+            "chat_template": facts.template,
+            "chat_template_caps": _caps(facts),
+            "bos_token": facts.bos_token,
+            "eos_token": facts.eos_token,
+            "build_info": facts.fingerprint,
+            "is_sleeping": state.is_asleep,
             "endpoint_slots": True,
             "endpoint_props": False,
             "endpoint_metrics": True,
-            "engine": asdict(config),
+            "engine": asdict(facts.config),
         }
     )
 
 
-def _default_params(state: ServerState, serving: Serving) -> dict[str, Any]:
+def _default_params(state: ServerState, facts: ModelFacts) -> dict[str, Any]:
     defaults: dict[str, Any] = dict(state.config.request_defaults)
     params = asdict(SamplingParams(**defaults))
-    return {**params, "max_tokens": params["max_tokens"] or serving.engine.config.n_predict}
+    return {**params, "max_tokens": params["max_tokens"] or facts.config.n_predict}
 
 
-def _caps(serving: Serving) -> dict[str, bool]:
+def _caps(facts: ModelFacts) -> dict[str, bool]:
     """What the template and this server can do together: tools are not served, whatever the template says."""
-    caps = asdict(serving.template.caps)
     return {
-        **caps,
+        **asdict(facts.caps),
         "supports_tools": False,
         "supports_tool_calls": False,
         "supports_parallel_tool_calls": False,

@@ -13,12 +13,13 @@ from edgeserve.server.prompt import ChatPrompt
 from edgeserve.server.protocol import check_token_ids
 from edgeserve.server.protocol_chat import ChatRequest
 from edgeserve.server.protocol_completions import DetokenizeRequest, TokenizeRequest
-from edgeserve.server.state import Serving, state_of
+from edgeserve.server.serving import Serving
+from edgeserve.server.state import state_of
 
 
 async def tokenize(http: Request) -> Response:
     state = state_of(http)
-    serving = state.ready()
+    serving = await state.awake()
     ask, _ = await read_json(http, TokenizeRequest, state.config.max_body_bytes, state.limits.body_s)
     text = ask.text
     token_ids = await asyncio.to_thread(
@@ -42,7 +43,7 @@ def _with_piece(serving: Serving, token_id: int) -> dict[str, Any]:
 
 async def detokenize(http: Request) -> Response:
     state = state_of(http)
-    serving = state.ready()
+    serving = await state.awake()
     ask, _ = await read_json(http, DetokenizeRequest, state.config.max_body_bytes, state.limits.body_s)
     check_token_ids(ask.tokens, serving.model.n_vocab, "tokens")
     raw = await asyncio.to_thread(serving.model.detokenize, ask.tokens, special=True)
@@ -61,7 +62,7 @@ async def input_tokens(http: Request) -> Response:
 
 async def _prompt(http: Request) -> ChatPrompt:
     state = state_of(http)
-    serving = state.ready()
+    serving = await state.awake()
     ask, _ = await read_json(http, ChatRequest, state.config.max_body_bytes, state.limits.body_s)
     ask.check_messages(state.limits)
     return await asyncio.to_thread(serving.prompts.chat, ask)

@@ -25,6 +25,7 @@ from edgeserve.server.http_protocol import HttpConfig
 from edgeserve.server.limits import Limits
 from edgeserve.server.ports import listen
 from edgeserve.server.security import check_exposure
+from edgeserve.server.sleep import Sleeper
 from edgeserve.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, state: ServerState) -> None:
         super().__init__(HttpConfig(build_app(state), state.limits.header_s))
         self.state = state
+        self.sleeper: Sleeper | None = None
         self.received_signal: int | None = None
         self._drain_deadline_s = 0.0
         self._is_cut_short = False
@@ -63,6 +65,8 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._is_cut_short and not self.force_exit:
             await self._cut_short()
+        elif self.sleeper is not None and not self.state.is_draining:
+            await self.sleeper.sleep_if_idle()
         elif self.state.is_draining and not self.should_exit and self._is_drained:
             # Whoever still runs gets an error event from the stopping engine before its connection closes.
             await asyncio.to_thread(self.state.close)
@@ -71,7 +75,7 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def _is_drained(self) -> bool:
-        return self.state.num_active == 0 or time.monotonic() > self._drain_deadline_s
+        return self.state.num_open == 0 or time.monotonic() > self._drain_deadline_s
 
     async def _cut_short(self) -> None:
         """Tell the running that they are cancelled, and give that one second to reach them."""
@@ -105,6 +109,8 @@ def run_server(
     on_listening(url)
     log_requests()
     server = DrainingServer(state)
+    if config.sleep_idle_s > 0:
+        server.sleeper = Sleeper(state, lambda: _start(state, load))
     failure: list[BaseException] = []
     loader = threading.Thread(
         target=_load, args=(server, load, lambda: on_ready(url), failure), name="edgeserve-load", daemon=True
@@ -126,14 +132,18 @@ def _load(
 ) -> None:
     state = server.state
     try:
-        engine = load(state.report_progress)
-        engine.start()
-        state.attach(engine)
+        _start(state, load)
         on_ready()
     except BaseException as error:
         failure.append(error)
         state.fail(error if isinstance(error, EdgeserveError) else EdgeserveError(str(error)))
         server.should_exit = True
+
+
+def _start(state: ServerState, load: Load) -> None:
+    engine = load(state.report_progress)
+    engine.start()
+    state.attach(engine)
 
 
 def address_of(host: str, sock: socket.socket) -> str:

@@ -47,7 +47,6 @@ ABSENT: tuple[Absent, ...] = (
     Absent(("--list-devices",), "`edgeserve doctor` lists them."),
     Absent(("-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"),
            "Settings are used as given; leave -c and -ngl out for careful defaults."),
-    Absent(("--sleep-idle-seconds",), "The model stays loaded for as long as the server runs."),
     Absent(("-md", "--model-draft", "-hfd", "--hf-repo-draft", "-cd", "--ctx-size-draft", "-ngld",
             "--gpu-layers-draft", "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min",
             "--draft-p-min", "-devd", "--device-draft", "--spec-type", "-lcs", "--lookup-cache-static",

@@ -265,6 +265,10 @@ SETTINGS: tuple[Setting, ...] = (
         "seconds that running answers get to end after a stop signal", NETWORK,
     ),
     Setting(
+        "server", "sleep_idle_s", ("--sleep-idle-seconds",), Number(-1),
+        "seconds without a request after which the model is freed until the next one; 0 keeps it", PLACEMENT,
+    ),
+    Setting(
         "server", "chat_template", ("--chat-template-file",), AnyText("FILE"),
         "a Jinja template in place of the model's own",
         ANSWERS, llama_env=("LLAMA_ARG_CHAT_TEMPLATE_FILE",),

@@ -194,7 +194,9 @@ def test_a_second_signal_does_not_wait(child: subprocess.Popen[str]) -> None:
 
 
 def test_draining_ends_what_takes_too_long(model: Model, model_path: Path) -> None:
-    engine = AsyncEngine(model, EngineConfig(model_path=str(model_path), n_ctx=2048, n_seq_max=1))
+    engine = AsyncEngine(
+        model, EngineConfig(model_path=str(model_path), n_ctx=2048, n_seq_max=1, n_threads=1)
+    )
     engine.start()
     state = ServerState(ServerConfig(drain_timeout_s=0.2))
     state.attach(engine)
