@@ -82,7 +82,7 @@ async def test_escape_stops_and_keeps_what_came(live):
         await say(pilot, screen, "Write a very long story about a river.")
         await until(pilot, lambda: len(screen._talk.answer.stamps_s) > 5, "for tokens")
         await until_shown(pilot, "Esc stops")
-        assert "decode" in screen.query_one(LiveMeter).text
+        await until(pilot, lambda: "decode" in screen.query_one(LiveMeter).text, "for the meter to follow")
         await press(pilot, "escape")
         await answered(pilot, screen)
         assert "stopped" in screen.query_one(AnswerView).figures_text
