@@ -45,9 +45,11 @@ async def native_completion(http: HttpRequest) -> Response:
 
 
 async def _chat(http: HttpRequest, state: ServerState) -> Job:
-    serving = await state.accepting()
+    state.check_accepting()
     ask, arrival_s = await read_json(http, ChatRequest, state.config.max_body_bytes, state.limits.body_s)
     ask.check(state.limits)
+    # After the arrival: what waking a sleeping model takes is part of the time to the first token.
+    serving = await state.accepting()
     sampling = _sampling(ask, state, serving, shows_control_tokens=serving.shows_control_tokens)
     prompt = await asyncio.to_thread(serving.prompts.chat, ask)
     generation_id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -65,11 +67,12 @@ async def _chat(http: HttpRequest, state: ServerState) -> Job:
 
 
 async def _completions(http: HttpRequest, state: ServerState) -> Job:
-    serving = await state.accepting()
+    state.check_accepting()
     ask, arrival_s = await read_json(
         http, CompletionRequest, state.config.max_body_bytes, state.limits.body_s
     )
     ask.check(state.limits)
+    serving = await state.accepting()
     sampling = _sampling(ask, state, serving)
     prompts = await asyncio.to_thread(_raw_prompts, serving, ask.prompt)
     generation_id = f"cmpl-{uuid.uuid4().hex}"
@@ -81,11 +84,12 @@ async def _completions(http: HttpRequest, state: ServerState) -> Job:
 
 
 async def _native_completion(http: HttpRequest, state: ServerState) -> Job:
-    serving = await state.accepting()
+    state.check_accepting()
     ask, arrival_s = await read_json(
         http, NativeCompletionRequest, state.config.max_body_bytes, state.limits.body_s
     )
     ask.check()
+    serving = await state.accepting()
     sampling = _sampling(ask, state, serving)
     prompts = await asyncio.to_thread(_raw_prompts, serving, ask.prompt)
     generation_id = f"native-{uuid.uuid4().hex}"
