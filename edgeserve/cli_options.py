@@ -181,7 +181,7 @@ def prepare(args: list[str], known: Mapping[str, Wants]) -> list[str]:
         flag, is_joined, _ = argument.partition("=")
         if argument == "--":
             return [*prepared, argument, *rest]
-        if flag in ALWAYS_SO:
+        if flag in ALWAYS_SO and flag not in known:
             continue
         prepared.append(argument)
         wants = known.get(flag, Wants())

@@ -16,14 +16,17 @@ from typing import Any
 
 import mock_openai as mock
 import pytest
+import typer
 from mock_openai import MockServer
 
 from edgeserve.bench.options import Scenario
 from edgeserve.bench.read_options import objective, read_options, seconds
 from edgeserve.bench.workload import Arrivals, Lengths
-from edgeserve.cli import main
+from edgeserve.cli import app, main
+from edgeserve.cli_options import known_flags, prepare
 from edgeserve.errors import UsageError
 from edgeserve.metrics import SLO
+from edgeserve.settings.bench_flags import BENCH_FLAGS, SIMULATE_FLAGS, BenchFlag
 
 QUICK = ("--repeats", "1", "--pause", "0", "--prompt", "24", "--output-tokens", "4")
 ROOT = Path(__file__).parent.parent
@@ -111,6 +114,21 @@ def test_an_objective_has_a_name_or_bounds() -> None:
 def test_a_word_that_means_nothing_is_a_usage_error(typed: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read_options(typed, "http://x", None, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [(("bench", "run"), BENCH_FLAGS), (("simulate",), SIMULATE_FLAGS)],
+    ids=["bench", "simulate"],
+)
+def test_every_option_keeps_its_value(command: tuple[str, ...], flags: tuple[BenchFlag, ...]) -> None:
+    """llama-server has flags of the same names that need nothing here, such as --warmup."""
+    found: Any = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]
+    for flag in (flag for flag in flags if flag.metavar):
+        arguments = [f"--{flag.name}", "5"]
+        assert prepare(list(arguments), known_flags(found.params)) == arguments
 
 
 # --- a server that runs already ----------------------------------------------------------------------------
