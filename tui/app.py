@@ -7,11 +7,12 @@ feed's life. `run` is what the command line calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
@@ -76,7 +77,7 @@ class EdgeserveApp(App[None]):
         # Where a question mark is typed into a message.
         Binding("f5", "help", "help", show=False, priority=True),
         Binding("ctrl+t", "next_theme", "Theme", show=False),
-        Binding("ctrl+o", "toggle_mouse", "Mouse", show=False),
+        Binding("f8", "toggle_mouse", "Mouse", show=False, priority=True),
         Binding("q", "quit", "quit"),
     ]
 
@@ -131,6 +132,14 @@ class EdgeserveApp(App[None]):
             screen.post_message(FeedChanged(is_still))
 
     # --- keys
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """What the command palette offers beside Textual's own."""
+        yield from super().get_system_commands(screen)
+        for mode in self.MODES:
+            yield SystemCommand(f"Go to {mode}", "Another screen", partial(self.switch_mode, mode))
+        yield SystemCommand("Mouse on or off", "Off, the terminal selects text", self.action_toggle_mouse)
+        yield SystemCommand("Help for this screen", "Keys and signs", self.action_help)
 
     def action_help(self) -> None:
         self.push_screen(Figures("keys", help_sections(self.current_mode)))

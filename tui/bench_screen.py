@@ -108,7 +108,7 @@ class BenchScreen(FeedScreen):
         self.query_one("#runs").border_subtitle = "Enter shows, x compares"
         self.query_one("#report").border_title = "report"
         self._list_runs()
-        self._show_text("Ctrl+R runs the scenario against the server above. F1 shows the server meanwhile.")
+        self._show_text("Ctrl+R runs the scenario against the server above.\nF1 shows the server meanwhile.")
         self.show()
 
     def on_resize(self, event: events.Resize) -> None:

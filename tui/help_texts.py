@@ -9,7 +9,7 @@ _EVERYWHERE = [
     ("?, F5", "this help"),
     ("Ctrl+P", "commands by name"),
     ("Ctrl+T", "theme: dark, light, high contrast"),
-    ("Ctrl+O", "mouse on or off; off, the terminal selects text (also --no-mouse)"),
+    ("F8", "mouse off or on (--no-mouse); off, the terminal selects"),
     ("q, Ctrl+Q", "quit"),
 ]
 _KEYS = {

@@ -29,7 +29,7 @@ def run(
     run_app(
         url or os.environ.get("EDGESERVE_URL") or None,
         api_key or os.environ.get("EDGESERVE_API_KEY") or os.environ.get("LLAMA_API_KEY"),
-        no_mouse=no_mouse,
+        no_mouse=no_mouse or os.environ.get("EDGESERVE_NO_MOUSE", "") not in ("", "0"),
         screenshot=screenshot,
         mode=screen,
         size=_size(size),

@@ -55,7 +55,7 @@ async def test_themes_change_colours_and_not_words(live):
 async def test_the_mouse_is_given_back_by_a_key():
     app = EdgeserveApp(Feed("127.0.0.1:9"))
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
-        await press(pilot, "ctrl+o")
+        await press(pilot, "f8")
         await until_shown(pilot, "Mouse off")
         assert not app.has_mouse
 
