@@ -23,7 +23,7 @@ class Linger:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _sends_unasked(Headers(scope=scope)):
+        if scope["type"] != "http" or not self._is_worth_it(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
         is_complete = False
@@ -45,6 +45,13 @@ class Linger:
 
         await self._app(scope, watched, after_body)
 
+    def _is_worth_it(self, headers: Headers) -> bool:
+        """Whether a body comes by itself, and will have an end: with `Expect` a client waits to be asked."""
+        if "expect" in headers:
+            return False
+        length = headers.get("content-length", "")
+        return "transfer-encoding" in headers or (length.isdigit() and 0 < int(length) <= self._max_bytes)
+
     async def _discard(self, receive: Receive) -> None:
         num_bytes = 0
         while num_bytes <= self._max_bytes:
@@ -52,9 +59,3 @@ class Linger:
             if message["type"] != "http.request" or not message.get("more_body", False):
                 return
             num_bytes += len(message.get("body", b""))
-
-
-def _sends_unasked(headers: Headers) -> bool:
-    """Whether a body comes by itself: with `Expect` the client waits to be asked for it."""
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    return has_body and "expect" not in headers

@@ -41,7 +41,9 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int
 
 
 def _bind(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only on sockets that say they are TCP. With it, whatever follows
+    # a first small write waits for the client's delayed acknowledgement: 40 ms for every answer and token.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
             # On Windows it would let two servers share the port; here it skips the wait after a restart.

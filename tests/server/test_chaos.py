@@ -29,7 +29,7 @@ def counted(live: Live) -> int:
 def test_nothing_is_left_behind(serve_apart: ServeApart) -> None:
     live = serve_apart(ServerConfig(sse_ping_s=0.05), n_ctx=1024, n_seq_max=2, max_waiting=6)
     threads_before, tasks_before = set(threading.enumerate()), tasks_of(live)
-    outcomes = run(live.port, num_requests=64, num_clients=12, seed=1)
+    outcomes = run(live.port, num_requests=32, num_clients=12, seed=1)
     assert [outcome for outcome in outcomes if outcome.fault] == []
     assert len({outcome.action for outcome in outcomes}) == len(set(ACTIONS))
     live.wait_until(lambda: live.state.num_active == 0, "for all to be forgotten")
@@ -54,12 +54,11 @@ def test_nothing_is_left_behind(serve_apart: ServeApart) -> None:
 
 
 def test_the_same_server_serves_on(serve_apart: ServeApart) -> None:
-    """A second wave meets a server in the state of a fresh one."""
+    """With one slot and no queue at all, nearly everybody is refused; it is as good as new afterwards."""
     live = serve_apart(n_ctx=512, n_seq_max=1, max_waiting=0)
-    for seed in (2, 3):
-        outcomes = run(live.port, num_requests=16, num_clients=8, seed=seed)
-        assert [outcome for outcome in outcomes if outcome.fault] == []
-        live.wait_until(lambda: live.state.num_active == 0, "for all to be forgotten")
-        live.wait_until_idle()
+    outcomes = run(live.port, num_requests=16, num_clients=8, seed=2)
+    assert [outcome for outcome in outcomes if outcome.fault] == []
+    live.wait_until(lambda: live.state.num_active == 0, "for all to be forgotten")
+    live.wait_until_idle()
     answer = live.post("/v1/completions", prompt="Hi", max_tokens=3, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 3

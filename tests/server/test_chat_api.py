@@ -13,12 +13,12 @@ HI = [{"role": "user", "content": "Count from one to ten."}]
 
 
 def chat(live: Live, **body: Any) -> Any:
-    return live.post(CHAT, **{"messages": HI, "max_tokens": 8, "temperature": 0, **body})
+    return live.post(CHAT, **{"messages": HI, "max_tokens": 4, "temperature": 0, **body})
 
 
 def stream(live: Live, **body: Any) -> list[Any]:
     response = live.http.post(
-        CHAT, json={"messages": HI, "max_tokens": 8, "temperature": 0, "stream": True, **body}
+        CHAT, json={"messages": HI, "max_tokens": 4, "temperature": 0, "stream": True, **body}
     )
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -40,8 +40,8 @@ def test_whole_answer(live: Live) -> None:
     assert choice["message"]["content"]
     assert choice["finish_reason"] == "length"
     usage, timings = answer["usage"], answer["timings"]
-    assert usage["completion_tokens"] == timings["predicted_n"] == 8
-    assert usage["total_tokens"] == usage["prompt_tokens"] + 8
+    assert usage["completion_tokens"] == timings["predicted_n"] == 4
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 4
     assert timings["cache_n"] + timings["prompt_n"] == usage["prompt_tokens"]
     assert timings["queue_ms"] + timings["prompt_ms"] == pytest.approx(timings["ttft_ms"], abs=0.01)
 
@@ -78,7 +78,7 @@ def test_usage_chunk_only_when_asked_for(live: Live, wanted: bool | None) -> Non
     assert len(with_usage) == (1 if wanted else 0)
     if wanted:
         assert chunks[-1]["choices"] == []
-        assert chunks[-1]["usage"]["completion_tokens"] == 8
+        assert chunks[-1]["usage"]["completion_tokens"] == 4
         assert "timings" in chunks[-1]
 
 
@@ -89,7 +89,7 @@ def test_stream_and_whole_say_the_same(live: Live) -> None:
 def test_timings_per_token(live: Live) -> None:
     chunks = stream(live, timings_per_token=True)[:-1]
     counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
-    assert counts[-1] == 8
+    assert counts[-1] == 4
     assert counts == sorted(counts)
 
 
@@ -189,7 +189,7 @@ def test_both_names_of_the_cap(live: Live) -> None:
 
 
 def test_a_huge_cap_is_cut_to_what_fits(live: Live) -> None:
-    answer = chat(live, max_tokens=1e9, stop=["o", "e", "a"])
+    answer = chat(live, max_tokens=1e9, stop=["cat"], logit_bias={"2644": 100})
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
@@ -200,14 +200,6 @@ def test_too_long_a_prompt_is_refused_with_both_counts(live: Live) -> None:
         assert error["code"] == "context_length_exceeded"
         assert error["n_ctx"] == N_CTX_SEQ
         assert error["n_prompt_tokens"] > N_CTX_SEQ
-
-
-def test_nothing_of_a_stop_string_is_shown(live: Live) -> None:
-    full = chat(live, max_tokens=24)["choices"][0]["message"]["content"]
-    stop = full[9:14]
-    documents = stream(live, max_tokens=24, stop=[stop])
-    assert text_of(documents) == full[: full.index(stop)]
-    assert documents[-2]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_several_choices(live: Live) -> None:
@@ -301,10 +293,10 @@ def test_reasoning_inline_on_request(live: Live) -> None:
 def test_reasoning_tokens_are_counted(live: Live) -> None:
     messages = [*HI, {"role": "assistant", "content": "<think>\nLet me count: one, two,"}]
     usage = chat(live, messages=messages)["usage"]
-    assert usage["completion_tokens_details"]["reasoning_tokens"] == usage["completion_tokens"] == 8
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == usage["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5])
 def test_cut_characters_are_still_valid_json(live: Live, max_tokens: int) -> None:
     # Token 229 and its like are single bytes of longer characters.
     raw = [token for token in range(49152) if is_half(live, token)][:6]

@@ -141,7 +141,10 @@ def test_metrics_name_the_model_and_its_cells(live: Live) -> None:
 def test_events_tell_each_step_and_no_text(live: Live) -> None:
     live.wait_until_idle()
     seen: list[dict[str, Any]] = []
-    with httpx2.Client(base_url=live.url, timeout=30) as http, http.stream("GET", "/events") as response:
+    with (
+        httpx2.Client(base_url=live.url, timeout=30, verify=False) as http,
+        http.stream("GET", "/events") as response,
+    ):
         pieces = response.iter_text()
         seen += sse_documents(next(pieces))
         step_before = seen[0]["step"]
@@ -209,3 +212,22 @@ def test_refusals_are_logged_as_such(live: Live, caplog: pytest.LogCaptureFixtur
         live.error("/v1/chat/completions", 400, messages=messages)
     [line] = [json.loads(record.message) for record in caplog.records if record.name == "edgeserve.requests"]
     assert (line["outcome"], line["error"]) == ("rejected", "context_length_exceeded")
+
+
+def with_units(document: Any, place: str = "") -> list[str]:
+    """Places of numbers with a fraction whose name does not say in which unit they are."""
+    if isinstance(document, dict):
+        return [item for key, value in document.items() for item in with_units(value, key)]
+    if isinstance(document, list):
+        return [item for value in document for item in with_units(value, place)]
+    units = ("_ms", "_s", "_per_second", "_per_s")
+    return [place] if isinstance(document, float) and not place.endswith(units) else []
+
+
+def test_every_time_names_its_unit(live: Live) -> None:
+    body = {"messages": HI, "max_tokens": 3, "stream": True, "timings_per_token": True}
+    documents = sse_documents(live.http.post("/v1/chat/completions", json=body).text)
+    with httpx2.Client(base_url=live.url, verify=False) as http, http.stream("GET", "/events") as response:
+        documents += sse_documents(next(response.iter_text()))
+    documents += [live.http.get(path).json() for path in ("/health", "/slots")]
+    assert with_units(documents) == []

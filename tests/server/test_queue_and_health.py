@@ -55,20 +55,6 @@ def test_a_full_queue_refuses_streams_with_a_status_too(live: Live) -> None:
     live.wait_until_idle()
 
 
-def test_health_does_not_wait_for_the_engine(live: Live) -> None:
-    live.wait_until_idle()
-    with ExitStack() as stack:
-        for _ in range(NUM_SLOTS + MAX_WAITING - 1):
-            stack.enter_context(streaming(live, messages=[{"role": "user", "content": "word " * 1200}]))
-        within_one_step = 0
-        for _ in range(20):
-            step = live.stats.num_steps
-            assert live.http.get("/health").json()["status"] == "ok"
-            within_one_step += live.stats.num_steps == step
-        assert within_one_step
-    live.wait_until_idle()
-
-
 def test_silence_is_filled_with_comments(live: Live) -> None:
     live.wait_until_idle()
     received: list[bytes] = []
@@ -89,7 +75,7 @@ def test_silence_is_filled_with_comments(live: Live) -> None:
 
 def test_progress_while_others_decode(live: Live) -> None:
     live.wait_until_idle()
-    long = [{"role": "user", "content": "word " * 300}]
+    long = [{"role": "user", "content": "word " * 160}]
     with streaming(live) as other:
         next(other)
         with streaming(
@@ -160,7 +146,7 @@ def test_health_says_what_really_runs_where(live: Live) -> None:
 
 def test_a_silent_prefill_is_filled_with_comments(serve_apart: ServeApart) -> None:
     live = serve_apart(ServerConfig(sse_ping_s=0.02), prefill_chunk=8, n_seq_max=1)
-    messages = [{"role": "user", "content": "word " * 400}]
+    messages = [{"role": "user", "content": "word " * 120}]
     with streaming(live, keeps_pings=True, messages=messages, max_tokens=1) as stream:
         body = b"".join(stream)
     before, _, _ = body.partition(b"data:")

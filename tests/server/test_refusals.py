@@ -207,16 +207,16 @@ def test_a_giant_prompt_is_refused_without_being_tokenized(
 
 def test_what_just_fits_is_served_and_one_token_more_is_refused(serve_apart: ServeApart) -> None:
     """The server cuts nothing off: a fact at the beginning is either read or the request refused."""
-    live = serve_apart(n_ctx=256, n_seq_max=1)
-    ids = [26843] * 255
+    live = serve_apart(n_ctx=256, n_ctx_seq=128, n_seq_max=1)
+    ids = [26843] * 127
     answer = live.post("/v1/completions", prompt=ids, max_tokens=5)
-    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (255, 1)
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (127, 1)
     error = live.error("/v1/completions", 400, prompt=[*ids, 1])
-    assert (error["n_prompt_tokens"], error["n_ctx"]) == (256, 256)
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (128, 128)
 
 
-def test_a_million_biases_and_choices_are_refused(live: Live) -> None:
-    bias = {str(token): 1 for token in range(1_000_000)}
+def test_hundreds_of_thousands_of_biases_prompts_and_choices_are_refused(live: Live) -> None:
+    bias = {str(token): 1 for token in range(200_000)}
     assert live.error(CHAT, 400, messages=HI, logit_bias=bias)["param"] == "logit_bias"
     assert live.error(CHAT, 400, messages=HI, n=10**6)["param"] == "n"
-    assert live.error("/v1/completions", 400, prompt=["a"] * 1_000_000)["param"] == "prompt"
+    assert live.error("/v1/completions", 400, prompt=["a"] * 200_000)["param"] == "prompt"

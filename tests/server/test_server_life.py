@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -144,7 +146,7 @@ def connect(process: subprocess.Popen[str]) -> Live:
     assert process.stdout is not None
     url = process.stdout.readline().strip()
     assert url.startswith("http://127.0.0.1:"), url
-    http = httpx2.Client(base_url=url, timeout=60)
+    http = httpx2.Client(base_url=url, timeout=60, verify=False)
     nothing: Any = None
     return Live(url, int(url.rpartition(":")[2]), nothing, nothing, http)
 
@@ -200,7 +202,11 @@ def test_draining_ends_what_takes_too_long(model: Model, model_path: Path) -> No
     engine.start()
     state = ServerState(ServerConfig(drain_timeout_s=0.2))
     state.attach(engine)
-    with serving(state) as live, streaming(live) as stream, httpx2.Client(base_url=live.url) as http:
+    with (
+        serving(state) as live,
+        streaming(live) as stream,
+        httpx2.Client(base_url=live.url, verify=False) as http,
+    ):
         received = next(stream)
         with http.stream("GET", "/events") as events:
             live.server.drain()
@@ -222,6 +228,15 @@ def test_a_taken_port_names_who_has_it_and_a_free_one() -> None:
         assert free > port
         listen("127.0.0.1", free).close()
     assert occupant(port) == "another program"
+
+
+def test_small_writes_are_not_held_back(live: Live) -> None:
+    """Every token is a small write: held back for the client's delayed acknowledgement it is 40 ms late."""
+    with socket.create_connection(("127.0.0.1", live.port)):
+        live.wait_until(lambda: bool(live.server.server_state.connections), "for the connection")
+        for connection in list(live.server.server_state.connections):
+            server_side = connection.transport.get_extra_info("socket")
+            assert server_side.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
@@ -247,6 +262,34 @@ def test_what_loading_raises_ends_the_server_and_reaches_the_caller() -> None:
     with pytest.raises(ModelError, match="not a model"):
         run_server(ServerConfig(port=0), load, on_listening=addresses.append)
     assert len(addresses) == 1
+
+
+def test_a_slow_load_is_told_from_the_first_moment_on() -> None:
+    addresses: list[str] = []
+    is_seen = threading.Event()
+
+    def load(progress: Any) -> Any:
+        progress(0.25)
+        is_seen.wait(90)
+        raise ModelError("Enough.")
+
+    def serve() -> None:
+        with pytest.raises(ModelError):
+            run_server(ServerConfig(port=0), load, on_listening=addresses.append)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        while not addresses:
+            time.sleep(0.01)
+        with httpx2.Client(base_url=addresses[0], timeout=60, verify=False) as http:
+            response = http.get("/health")
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["progress"]) == (503, "loading", 0.25)
+        assert response.headers["retry-after"]
+    finally:
+        is_seen.set()
+        thread.join()
 
 
 def test_a_server_for_anybody_is_refused_before_it_listens() -> None:
