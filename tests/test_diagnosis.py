@@ -12,8 +12,9 @@ import pytest
 from mock_openai import MockServer
 
 from edgeserve.cli import main
-from edgeserve.doctor.diagnosis import RULES, Diagnosis, Observed, diagnose, has_evidence
+from edgeserve.doctor.diagnosis import RULES, Diagnosis, diagnose, has_evidence
 from edgeserve.doctor.from_bench import observe_bench
+from edgeserve.doctor.observed import Observed, Queue
 from edgeserve.doctor.scrape import Scrape, observe, quantile_of, read_scrape
 from edgeserve.doctor.server_check import report_lines
 from edgeserve.engine.request import EngineStats, RequestTimings
@@ -67,11 +68,13 @@ HEALTHY = Observed(
 PROVOKING: dict[str, dict[str, Any]] = {
     "slow prefill": {"ttft_miss_s": 6.0},
     "queueing": {"ttft_s": 5.0, "queue_s": 4.5, "queue_share": 0.9},
+    "waiting": {"queue": Queue(2, "9be2", "812 KV cells", 1.5, 812, 64)},
     "stalls": {"gap_p99_s": 0.4, "stalled_share": 0.3},
     "idle machine": {"busy_share": 0.3},
     "overload": {"busy_share": 0.98, "num_waiting_first": 3, "num_waiting_last": 12},
     "full cells": {"cells_used": 4000},
     "useless hits": {"ttft_hit_s": 0.6},
+    "cold prompts": {"num_misses": 40},
     "slow at depth": {"deep_tpot_s": 0.05},
 }
 
@@ -135,8 +138,19 @@ def test_other_ways_to_the_same_cause(rule: str, changes: dict[str, Any], said: 
         {"busy_share": 1.0, "num_waiting_first": 0, "num_waiting_last": 4},
         {"gap_p99_s": 0.4, "stalled_share": 0.01},
         {"ttft_miss_s": 6.0, "queue_share": 0.4},
+        {"busy_share": 1.0, "num_waiting_first": 2, "num_waiting_last": 4},
+        {"num_misses": 40, "mean_prompt_tokens": 30.0},
+        {"queue": Queue(0)},
     ],
-    ids=["slots taken over", "a queue that begins", "gaps without prompts", "partly queue"],
+    ids=[
+        "slots taken over",
+        "a queue that begins",
+        "gaps without prompts",
+        "partly queue",
+        "a queue that comes and goes",
+        "short prompts",
+        "nobody waits",
+    ],
 )
 def test_what_only_resembles_a_symptom_is_not_one(changes: dict[str, Any]) -> None:
     assert diagnose(replace(HEALTHY, **changes)) == []
@@ -149,6 +163,28 @@ def test_more_sequences_are_not_suggested_where_no_cells_are_left() -> None:
     assert "computes all the time" in busy.remedy
     full = diagnose(replace(HEALTHY, **queueing, cells_used=4000))
     assert "find no cells" in next(found for found in full if found.rule == "queueing").remedy
+
+
+def test_who_waits_and_for_what_comes_with_the_remedy_for_that() -> None:
+    found = only(replace(HEALTHY, **PROVOKING["waiting"]))
+    assert found.sentence == "9be2 waits for 812 KV cells, and 1 behind it."
+    assert found.remedy.startswith("A larger -c")
+    assert found.level == "problem"
+    assert found.figures["its prompt"] == "812 tokens"
+    briefly = only(replace(HEALTHY, queue=Queue(1, "9be2", "a free sequence", 0.2)))
+    assert briefly.level == "note"
+    assert "-np" in briefly.remedy
+    assert only(replace(HEALTHY, queue=Queue(3))).sentence == "3 requests wait in the server's queue."
+
+
+def test_stalls_name_the_prompts_and_are_no_problem_within_the_target() -> None:
+    changes = {**PROVOKING["stalls"], "prefilling": ("77c0",)}
+    found = only(replace(HEALTHY, **changes))
+    assert "the prompt of 77c0" in found.sentence
+    assert found.level == "problem"
+    kept = only(replace(HEALTHY, **changes, itl_target_s=0.5))
+    assert kept.level == "note"
+    assert "keeps the target" in kept.remedy
 
 
 def test_what_to_expect_is_computed_from_the_figures() -> None:

@@ -1,177 +1,137 @@
-"""From what is seen to why, in one sentence and with a remedy; each backed by the figures it rests on.
+"""What the monitor has seen, as the figures that diagnosis rests on; the rules are doctor's.
 
-Owns the rules and their thresholds. Pure: reads a history, changes nothing.
+    findings(facts, history, now_s)     # what `edgeserve doctor --url` would say of the last minute
+
+Owns which of a history's figures is which of diagnosis's. Pure: reads a history, changes nothing. A figure
+that a stream of snapshots does not hold stays None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
 
+from edgeserve.doctor.diagnosis import Diagnosis, diagnose
+from edgeserve.doctor.observed import Observed, Queue
 from tui import words
-from tui.history import History, Ttft
-from tui.snapshot import SequenceView, ServerFacts, Snapshot, Status
-
-_MIN_STEPS = 8
-_CLEARLY = 1.5
-_MIN_REQUESTS = 3
-_CELLS_FULL = 0.9
-_MIN_COLD_TOKENS = 100
+from tui.history import History, Moment, Ttft
+from tui.snapshot import Cells, ServerFacts, Snapshot, Status
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One sentence on what is so, one on what to do, and the figures behind them by name."""
-
-    text: str
-    remedy: str
-    evidence: tuple[tuple[str, str], ...]
-    is_problem: bool = True
-
-
-def findings(facts: ServerFacts | None, history: History, at_s: float) -> list[Finding]:
-    """What stands out at this moment, the most pressing first."""
-    snapshot = history.latest
-    if snapshot is None or facts is None:
+def findings(facts: ServerFacts | None, history: History, at_s: float) -> list[Diagnosis]:
+    """What stands out of the last minute, problems first."""
+    if facts is None or history.latest is None:
         return []
-    found = [
-        *_waiting(snapshot),
-        *_stalls(facts, history, snapshot, at_s),
-        *_queue_before_first_token(history, at_s),
-        *_full_cells(snapshot),
-        *_cold_prompts(history, at_s),
-    ]
-    return sorted(found, key=lambda finding: not finding.is_problem)
+    return sorted(diagnose(observe(facts, history, at_s)), key=lambda found: found.level != "problem")
 
 
-def _waiting(snapshot: Snapshot) -> Iterator[Finding]:
-    if not snapshot.num_waiting:
-        return
-    if not snapshot.waiting:
-        yield Finding(
-            f"{words.plural(snapshot.num_waiting, 'request')} wait in the server's queue.",
-            "More slots (-np) serve more at once, each a little slower.",
-            (("waiting", words.count(snapshot.num_waiting)), ("slots", words.count(snapshot.num_slots))),
-        )
-        return
-    first = snapshot.waiting[0]
-    others = f", and {snapshot.num_waiting - 1:,} behind it" if snapshot.num_waiting > 1 else ""
-    yield Finding(
-        f"{words.short_id(first.request_id)} waits for {first.waits_for or 'its turn'}{others}.",
-        "A larger -c, or a smaller max_tokens in the requests, lets it in sooner."
-        if "cells" in first.waits_for
-        else "More sequences (-np) serve more at once, each a little slower.",
-        (
-            ("waiting", words.count(snapshot.num_waiting)),
-            (
-                "its prompt",
-                f"{words.count(first.num_prompt)} tokens, at most {words.count(first.max_tokens)} out",
-            ),
-            ("running", f"{len(snapshot.running)} of {snapshot.num_slots} sequences"),
-            *_cell_evidence(snapshot),
-        ),
-    )
-
-
-def _stalls(facts: ServerFacts, history: History, snapshot: Snapshot, at_s: float) -> Iterator[Finding]:
-    """Steps that carried others' prompt tokens took clearly longer than those that did not."""
-    steps = list(history.gap_steps(at_s))
-    pure = [step.duration_s for step in steps if not step.num_prefill]
-    mixed = [step.duration_s for step in steps if step.num_prefill]
-    if len(pure) < _MIN_STEPS or len(mixed) < _MIN_STEPS or median(mixed) < _CLEARLY * median(pure):
-        return
+def observe(facts: ServerFacts, history: History, at_s: float) -> Observed:
+    """The last minute, or what has been seen so far."""
+    snapshot, ends = history.latest, history.last_minute(at_s)
+    assert snapshot is not None, "nothing has been seen yet"
     target_ms = snapshot.itl_target_ms or facts.itl_target_ms
-    is_kept = bool(target_ms) and max(mixed) * 1e3 <= (target_ms or 0.0)
-    whose = _names([view for view in snapshot.running if view.status is Status.PREFILL])
-    longest, alone = words.duration(max(mixed)), words.duration(median(pure))
-    text = f"Decode gaps come from {whose}: up to {longest} while a prompt is read, {alone} without."
-    remedy = (
-        f"That keeps the target of {words.duration((target_ms or 0.0) / 1e3)}."
-        if is_kept
-        else "A lower --itl-target-ms makes the gaps shorter and the prompt's own wait longer."
-    )
-    yield Finding(
-        text,
-        remedy,
-        (
-            (
-                "steps with a prompt",
-                f"{len(mixed):,}, median {words.duration(median(mixed))}, longest {longest}",
-            ),
-            ("steps without", f"{len(pure):,}, median {alone}"),
-            ("target", _target_text(target_ms)),
-            ("window", "the last minute"),
+    known = {
+        **_first_tokens(history.last_ttfts(at_s)),
+        **_gaps(history, at_s),
+        **(_between(*ends) if ends else {}),
+        **_cells(snapshot.cells),
+    }
+    return Observed(
+        **known,
+        queue=_queue(snapshot, history, at_s),
+        prefilling=tuple(
+            words.short_id(view.request_id) for view in snapshot.running if view.status is Status.PREFILL
         ),
-        is_problem=not is_kept,
+        num_slots=snapshot.num_slots or None,
+        itl_target_s=target_ms / 1e3 if target_ms else None,
+        settings=facts.engine,
     )
 
 
-def _names(views: list[SequenceView]) -> str:
-    if not views:
-        return "other requests' prompts"
-    return " and ".join(f"{words.short_id(view.request_id)}'s prefill" for view in views[:2])
-
-
-def _target_text(target_ms: float | None) -> str:
-    if target_ms is None:
-        return "not told by this server"
-    return words.duration(target_ms / 1e3) if target_ms else "automatic (--itl-target-ms sets it)"
-
-
-def _queue_before_first_token(history: History, at_s: float) -> Iterator[Finding]:
-    recent = history.last_ttfts(at_s)
-    queued = [entry for entry in recent if entry.queue_s > 0.5 * entry.ttft_s and entry.queue_s > 0.2]
-    if len(queued) < _MIN_REQUESTS or 2 * len(queued) < len(recent):
-        return
-    yield Finding(
-        f"Most of the wait for a first token is queueing: {words.duration(median(e.queue_s for e in queued))}"
-        " of it, by the median.",
-        "More sequences if cells allow, shorter answers, or fewer requests at once.",
-        (
-            ("requests", f"{len(queued)} of {len(recent)} spent more than half of their TTFT waiting"),
-            ("median TTFT", words.duration(median(entry.ttft_s for entry in queued))),
-            ("window", "the last minute"),
-        ),
+def _queue(snapshot: Snapshot, history: History, at_s: float) -> Queue | None:
+    if not snapshot.num_waiting:
+        return None
+    if not snapshot.waiting:
+        return Queue(snapshot.num_waiting)
+    first = snapshot.waiting[0]
+    return Queue(
+        snapshot.num_waiting,
+        words.short_id(first.request_id),
+        first.waits_for,
+        history.waited_s(first, at_s),
+        first.num_prompt,
+        first.max_tokens,
     )
 
 
-def _full_cells(snapshot: Snapshot) -> Iterator[Finding]:
-    cells = snapshot.cells
-    if cells is None or cells.used - (cells.cached or 0) < _CELLS_FULL * cells.total:
-        return
-    yield Finding(
-        "Nearly all KV cells are held by running requests.",
-        "A larger -c, a quantized cache (-ctk q8_0 -ctv q8_0), or a smaller max_tokens.",
-        _cell_evidence(snapshot),
-    )
+def _first_tokens(recent: Sequence[Ttft]) -> dict[str, Any]:
+    misses = [entry for entry in recent if entry.cache_state == "miss"]
+    hits = [entry for entry in recent if entry.cache_state == "hit"]
+    ttft_s, queue_s = _mean(e.ttft_s for e in recent), _mean(e.queue_s for e in recent)
+    return {
+        "num_requests": len(recent),
+        "ttft_s": ttft_s,
+        "queue_s": queue_s,
+        "queue_share": queue_s / ttft_s if ttft_s and queue_s is not None else None,
+        "ttft_miss_s": _mean(e.ttft_s for e in misses),
+        "num_misses": len(misses),
+        "ttft_hit_s": _mean(e.ttft_s for e in hits),
+        "num_hits": len(hits),
+        "hit_prompt_tokens": _mean(e.num_prompt for e in hits),
+        "hit_cached_tokens": _mean(e.num_cached for e in hits),
+        "mean_prompt_tokens": _mean(e.num_prompt for e in recent),
+    }
 
 
-def _cell_evidence(snapshot: Snapshot) -> tuple[tuple[str, str], ...]:
-    cells = snapshot.cells
+def _gaps(history: History, at_s: float) -> dict[str, Any]:
+    gaps = history.gaps(at_s)
+    decodes = _mean(step.num_decode for step in history.gap_steps(at_s))
+    return {"num_gaps": gaps.n, "gap_p50_s": gaps.p50, "gap_p99_s": gaps.p99, "decodes_per_step": decodes}
+
+
+def _between(first: Moment, last: Moment) -> dict[str, Any]:
+    """What sums say of the time between two moments."""
+    window_s = last.at_s - first.at_s
+    decode_s = last.decode_s - first.decode_s
+    known: dict[str, Any] = {
+        "window_s": window_s,
+        "num_waiting_first": first.num_waiting,
+        "num_waiting_last": last.num_waiting,
+        "num_running": float(len(first.running & last.running)),
+        "busy_share": _busy_share(first, last),
+        "stalled_share": (last.stalled_s - first.stalled_s) / decode_s if decode_s else None,
+    }
+    if first.totals is None or last.totals is None:
+        return known
+    prefill_s = (last.totals.prefill_ms - first.totals.prefill_ms) / 1e3
+    evaluated = last.totals.evaluated_tokens - first.totals.evaluated_tokens
+    rejected = last.totals.finished.get("rejected", 0) - first.totals.finished.get("rejected", 0)
+    return known | {
+        "num_rejected": rejected if last.totals.finished else None,
+        "prefill_tok_s": evaluated / prefill_s if prefill_s > 0 and evaluated > 0 else None,
+        "output_tok_s": (last.totals.output_tokens - first.totals.output_tokens) / window_s,
+    }
+
+
+def _busy_share(first: Moment, last: Moment) -> float | None:
+    if first.step_s is None or last.step_s is None:
+        return None
+    # A step that began before the first moment is booked after it as a whole.
+    return min(1.0, (last.step_s - first.step_s) / (last.at_s - first.at_s))
+
+
+def _cells(cells: Cells | None) -> dict[str, Any]:
+    """Diagnosis counts idle prefixes apart from cells in use."""
     if cells is None:
-        return ()
-    text = f"{cells.used:,} of {cells.total:,} used, {words.count(cells.cached)} of them reusable"
-    return (("KV cells", text),)
+        return {}
+    return {
+        "cells_total": cells.total,
+        "cells_used": cells.used - (cells.cached or 0),
+        "cells_cached": cells.cached,
+    }
 
 
-def _cold_prompts(history: History, at_s: float) -> Iterator[Finding]:
-    """Several long prompts, and none began like an earlier one."""
-    recent: list[Ttft] = [e for e in history.last_ttfts(at_s) if e.num_prompt >= _MIN_COLD_TOKENS]
-    if len(recent) < _MIN_REQUESTS or any(entry.num_cached for entry in recent):
-        return
-    num_tokens = sum(entry.num_prompt for entry in recent)
-    yield Finding(
-        f"None of the last {len(recent)} prompts began like an earlier one: {num_tokens:,} tokens, all new.",
-        "Put what stays the same first (system prompt, examples), what changes last.",
-        (
-            (
-                "prompts",
-                f"{len(recent)} of {_MIN_COLD_TOKENS} tokens or more, {num_tokens:,} tokens together",
-            ),
-            ("cached", "0 tokens"),
-            ("median TTFT", words.duration(median(entry.ttft_s for entry in recent))),
-            ("window", "the last minute"),
-        ),
-        is_problem=False,
-    )
+def _mean(values: Any) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None

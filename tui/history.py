@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgeserve.metrics import Summary, prefill_share, summarize
+from edgeserve.metrics import Summary, cache_state, prefill_share, summarize
 from tui.snapshot import SequenceView, Snapshot, Status, Step, Totals
 
 BUCKET_S = 0.5
@@ -73,6 +73,28 @@ class Ttft:
     num_cached: int
     queue_s: float
 
+    @property
+    def cache_state(self) -> str:
+        """miss, partial or hit, as everywhere."""
+        return cache_state(self.num_prompt, self.num_cached)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where all sums stood, so that two moments tell what happened between them.
+
+    `step_s`, `decode_s` and `stalled_s` are counted by the observer, from the steps (None where they are not
+    told) and requests that it saw; `totals` are the server's own.
+    """
+
+    at_s: float
+    num_waiting: int | None
+    running: frozenset[str]
+    totals: Totals | None
+    step_s: float | None
+    decode_s: float
+    stalled_s: float
+
 
 class History:
     """Fed with snapshots in order; bounded in memory whatever happens."""
@@ -86,7 +108,9 @@ class History:
         self._gaps: deque[Step] = deque()
         self._progress: dict[str, deque[tuple[float, int]]] = {}
         self._known: dict[str, SequenceView] = {}
-        self._model_time: deque[tuple[float, float, float]] = deque()
+        self._seen_since_s: dict[str, float] = {}
+        self._step_s = self._decode_s = self._stalled_s = 0.0
+        self._moments: deque[Moment] = deque()
 
     def take(self, snapshot: Snapshot) -> None:
         if snapshot.steps is not None:
@@ -94,9 +118,8 @@ class History:
         elif self.latest is not None:
             self._take_poll(self.latest, snapshot)
         self._take_sequences(snapshot)
-        if snapshot.totals is not None:
-            self._take_totals(snapshot.totals, snapshot.at_s)
         self.latest = snapshot
+        self._take_moment(snapshot)
 
     # --- what comes in
 
@@ -108,6 +131,7 @@ class History:
             if is_first:
                 continue
             self._gaps.append(step)
+            self._step_s += step.duration_s
             self._add(step.end_s - step.duration_s, step.end_s, _work_of(step))
         while self._gaps and self._gaps[0].end_s < self._gaps[-1].end_s - LAST_MINUTE_S:
             self._gaps.popleft()
@@ -143,9 +167,12 @@ class History:
             if has_token and self.latest is not None:
                 self._take_ttft(view, snapshot.at_s)
             self._take_progress(view, snapshot.at_s)
+            self._take_decode(old, view)
+            self._seen_since_s.setdefault(request_id, snapshot.at_s)
         for request_id in self._known.keys() - present.keys():
             self.done.append((snapshot.at_s, replace(self._known[request_id], status=Status.DONE)))
             self._progress.pop(request_id, None)
+            self._seen_since_s.pop(request_id, None)
         self._known = present
 
     def _take_ttft(self, view: SequenceView, at_s: float) -> None:
@@ -170,12 +197,33 @@ class History:
         while seen[0][0] < at_s - _ETA_WINDOW_S and len(seen) > 2:
             seen.popleft()
 
-    def _take_totals(self, totals: Totals, at_s: float) -> None:
+    def _take_decode(self, old: SequenceView | None, view: SequenceView) -> None:
+        """The part of a request's decode time that is new; what it had when watching began is nobody's."""
+        if old is not None and view.decode_ms is not None and view.stalled_ms is not None:
+            self._decode_s += max(0.0, view.decode_ms - (old.decode_ms or 0.0)) / 1e3
+            self._stalled_s += max(0.0, view.stalled_ms - (old.stalled_ms or 0.0)) / 1e3
+
+    def _take_moment(self, snapshot: Snapshot) -> None:
         """Once a second is enough for shares of a minute."""
-        if not self._model_time or at_s - self._model_time[-1][0] >= 1.0:
-            self._model_time.append((at_s, totals.prefill_ms, totals.decode_ms))
-        while self._model_time[0][0] < at_s - LAST_MINUTE_S and len(self._model_time) > 2:
-            self._model_time.popleft()
+        moments = self._moments
+        if moments and snapshot.at_s - moments[-1].at_s < 1.0:
+            return
+        moments.append(self._moment(snapshot, snapshot.at_s))
+        while len(moments) > 1 and moments[1].at_s <= snapshot.at_s - LAST_MINUTE_S:
+            moments.popleft()
+
+    def _moment(self, snapshot: Snapshot, at_s: float) -> Moment:
+        running = frozenset(view.request_id for view in snapshot.running)
+        step_s = self._step_s if snapshot.steps is not None else None
+        return Moment(
+            at_s,
+            snapshot.num_waiting,
+            running,
+            snapshot.totals,
+            step_s,
+            self._decode_s,
+            self._stalled_s,
+        )
 
     def _add(self, start_s: float, end_s: float, work: Bucket) -> None:
         """Book work that filled start to end, by overlap with the buckets."""
@@ -216,21 +264,37 @@ class History:
         durations, counts = np.array([s for s, _ in steps]), np.array([n for _, n in steps])
         return summarize(np.repeat(durations, counts).tolist())
 
-    def prefill_share(self) -> float | None:
-        """The part of the last minute's model time that went into prompts, by the server's own account."""
-        if self.latest is None or self.latest.totals is None or not self._model_time:
+    def last_minute(self, at_s: float) -> tuple[Moment, Moment] | None:
+        """The ends of the last minute, or of what has been seen so far; None while that is a single moment.
+
+        An idle server sends nothing: its last word holds until now.
+        """
+        if self.latest is None:
             return None
-        _, prefill_ms, decode_ms = self._model_time[0]
-        totals = self.latest.totals
-        return prefill_share(totals.prefill_ms - prefill_ms, totals.decode_ms - decode_ms)
+        early = [moment for moment in self._moments if moment.at_s <= at_s - LAST_MINUTE_S]
+        first = early[-1] if early else self._moments[0]
+        return (first, self._moment(self.latest, at_s)) if first.at_s < at_s else None
+
+    def prefill_share(self, at_s: float) -> float | None:
+        """The part of the last minute's model time that went into prompts, by the server's own account."""
+        ends = self.last_minute(at_s)
+        if ends is None or ends[0].totals is None or ends[1].totals is None:
+            return None
+        first, last = ends[0].totals, ends[1].totals
+        return prefill_share(last.prefill_ms - first.prefill_ms, last.decode_ms - first.decode_ms)
 
     def last_ttfts(self, at_s: float) -> list[Ttft]:
         """First tokens of the last minute, oldest first."""
         return [entry for entry in self.ttfts if entry.at_s > at_s - LAST_MINUTE_S]
 
-    def ttft(self, at_s: float, *, is_warm: bool) -> Summary:
-        """First tokens of the last minute, with (warm) or without (cold) a part of the prompt cached."""
-        return summarize(entry.ttft_s for entry in self.last_ttfts(at_s) if bool(entry.num_cached) == is_warm)
+    def ttft(self, at_s: float, cache: str) -> Summary:
+        """First tokens of the last minute whose prompt was a `cache`: miss, partial or hit."""
+        return summarize(entry.ttft_s for entry in self.last_ttfts(at_s) if entry.cache_state == cache)
+
+    def waited_s(self, view: SequenceView, at_s: float) -> float | None:
+        """How long a request has been seen; it may have been there before."""
+        since_s = self._seen_since_s.get(view.request_id)
+        return None if since_s is None else at_s - since_s
 
     def eta_s(self, view: SequenceView) -> float | None:
         """Seconds until the prompt is done, at the speed of the last moments; None while that is unknown."""

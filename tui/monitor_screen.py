@@ -14,13 +14,14 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal
 from textual.widgets import Footer, Static
 
+from edgeserve.doctor.diagnosis import Diagnosis
 from edgeserve.metrics import Summary
 from edgeserve.model_list import read_models_list
 from tui import words
 from tui.charts import DECODE_MARK, MIXED_MARK, PREFILL_MARK, StepTimeline, TimeChart
 from tui.dialogs import Figures, Question
 from tui.feed_screen import FeedScreen
-from tui.findings import Finding, findings
+from tui.findings import findings
 from tui.history import BUCKET_S
 from tui.lines import TwoEndedLine
 from tui.memory_panel import MemoryPanel
@@ -33,6 +34,7 @@ from tui.status_texts import absent_text, link_parts, request_figures, server_pa
 COLUMN_CHOICES_S = (1.0, 2.0, 5.0, 10.0, 0.5)
 NARROW_COLUMNS, SHORT_ROWS = 110, 30
 CHARTS_EVERY_S = 0.9
+CACHE_WORDS = {"miss": "cold", "partial": "partly cached", "hit": "warm"}
 
 
 class MonitorScreen(FeedScreen):
@@ -81,7 +83,7 @@ class MonitorScreen(FeedScreen):
     def __init__(self) -> None:
         super().__init__()
         self.column_s = COLUMN_CHOICES_S[0]
-        self.findings: list[Finding] = []
+        self.findings: list[Diagnosis] = []
         self._charts_at_s = float("-inf")
 
     def compose(self) -> ComposeResult:
@@ -154,14 +156,16 @@ class MonitorScreen(FeedScreen):
             f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}"
         )
         is_narrow = self.size.width < NARROW_COLUMNS
-        cold, warm = history.ttft(now_s, is_warm=False), history.ttft(now_s, is_warm=True)
         parts = [_gap_text(history.gaps(now_s), is_short=is_narrow)]
-        parts += [_ttft_text("cold", cold, is_short=is_narrow), _ttft_text("warm", warm, is_short=is_narrow)]
+        parts += [
+            _ttft_text(name, history.ttft(now_s, cache), is_short=is_narrow)
+            for cache, name in CACHE_WORDS.items()
+        ]
         told = "   ".join(filter(None, parts))
         timeline.border_subtitle = told if is_narrow or not told else f"last minute   {told}"
 
     def _share_text(self) -> str:
-        share = self.feed.history.prefill_share()
+        share = self.feed.history.prefill_share(self.feed.now())
         if share is None or self.size.width < NARROW_COLUMNS:
             return ""
         percent = round(100 * share)
@@ -198,9 +202,10 @@ class MonitorScreen(FeedScreen):
             line.show([(text, "quiet")], [("[e]", "quiet")] if unknown else [])
             return
         first, *others = self.findings
-        label = ("finding", "stalled") if first.is_problem else ("note", "quiet")
+        label = ("finding", "stalled") if first.level == "problem" else ("note", "quiet")
         more = f"  +{len(others)} more" if others else ""
-        line.show([label, ("  " + first.text, "plain")], [(f"{more}  [e] evidence", "quiet")])
+        said = [label, (f"  {first.sentence}", "plain"), (f"  {first.remedy}", "quiet")]
+        line.show(said, [(f"{more}  [e] evidence", "quiet")])
 
     # --- acting
 
@@ -227,7 +232,8 @@ class MonitorScreen(FeedScreen):
 
     def action_evidence(self) -> None:
         sections: list[Figures.Section] = [
-            (finding.text, finding.remedy, finding.evidence) for finding in self.findings
+            (found.sentence, f"{found.remedy} {found.expect}", list(found.figures.items()))
+            for found in self.findings
         ]
         unknown = self.feed.facts.unknown if self.feed.facts else ()
         if unknown:

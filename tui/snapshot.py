@@ -91,6 +91,11 @@ class Totals:
     decode_ms: float
     finished: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def evaluated_tokens(self) -> int:
+        """Prompt tokens that had to be computed."""
+        return self.prompt_tokens - self.cached_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -1,16 +1,18 @@
 """From symptom to cause: what a server's figures say, what to change, and what to expect of it.
 
-Owns the figures that rules rest on (`Observed`), the rules and their thresholds. Pure: whoever has figures,
-from two scrapes, a benchmark or a running monitor, gets the same findings. A figure that is not known is
-None, and a rule that lacks one says nothing.
+Owns the rules and their thresholds. Pure: whoever has figures (observed.py), from two scrapes, a benchmark or
+a running monitor, gets the same findings. A figure that is not known is None, and a rule that lacks one says
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import sqrt
 from typing import Literal
 
+from edgeserve.doctor.observed import Observed, Queue
 from edgeserve.ink import format_ms, significant
 
 MIN_REQUESTS, MIN_GAPS = 3, 50
@@ -20,59 +22,7 @@ UNEVEN_GAPS, WORTH_A_LINE = 3.0, 0.1
 BUSY, IDLE = 0.9, 0.6
 CELLS_FULL, MUCH_EVICTED = 0.9, 0.1
 LITTLE_BETTER, SLOWER_WITH_DEPTH = 0.8, 1.3
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """One window on one server, in seconds and shares of 1; None where it is not known.
-
-    `*_s` of requests are means. `queue_share` is the queue's part of the time to the first token,
-    `stalled_share` the part of the decode time that prompts of others took, `busy_share` the part of the
-    window that was spent in steps, `sample_share` the part of the step time that drawing tokens took.
-    `num_running` counts requests that ran through the whole window. `deep_*` and `shallow_*` are two points
-    of one model's decode. `attainment` is good requests of all that were offered.
-    """
-
-    window_s: float | None = None
-    num_requests: int | None = None
-    num_rejected: int | None = None
-    num_waiting_first: int | None = None
-    num_waiting_last: int | None = None
-    num_running: float | None = None
-    num_slots: int | None = None
-    ttft_s: float | None = None
-    queue_s: float | None = None
-    queue_share: float | None = None
-    ttft_miss_s: float | None = None
-    num_misses: int | None = None
-    ttft_hit_s: float | None = None
-    num_hits: int | None = None
-    hit_prompt_tokens: float | None = None
-    hit_cached_tokens: float | None = None
-    prefill_tok_s: float | None = None
-    mean_prompt_tokens: float | None = None
-    num_gaps: int | None = None
-    gap_p50_s: float | None = None
-    gap_p99_s: float | None = None
-    stalled_share: float | None = None
-    busy_share: float | None = None
-    decodes_per_step: float | None = None
-    sample_share: float | None = None
-    output_tok_s: float | None = None
-    cells_total: int | None = None
-    cells_used: int | None = None
-    cells_cached: int | None = None
-    num_evicted_tokens: int | None = None
-    num_looked_up_tokens: int | None = None
-    shallow_tokens: int | None = None
-    shallow_tpot_s: float | None = None
-    deep_tokens: int | None = None
-    deep_tpot_s: float | None = None
-    attainment: float | None = None
-    attainment_target: float | None = None
-    is_saturated: bool | None = None
-    itl_target_s: float | None = None
-    settings: Mapping[str, object] = field(default_factory=dict)
+LONG_PROMPT_TOKENS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +102,42 @@ def _way_out_of_the_queue(seen: Observed) -> str:
             "The machine computes all the time: fewer or shorter requests, or a lower --max-waiting that"
             " refuses early. More sequences (-np) help only as far as batching does."
         )
-    if (_cells_share(seen) or 0.0) >= CELLS_FULL:
+    if (seen.cells_share or 0.0) >= CELLS_FULL:
         return "A larger -c or a quantized cache (-ctk q8_0 -ctv q8_0): more sequences find no cells."
     return "More sequences (-np) with a context (-c) that grows along."
+
+
+def waiting(seen: Observed) -> Diagnosis | None:
+    """Who waits at this moment, and for what; a problem once that has lasted."""
+    queue = seen.queue
+    if queue is None or not queue.num_waiting:
+        return None
+    has_waited = (queue.waited_s or 0.0) >= SLOW_FIRST_TOKEN_S / 2
+    return Diagnosis(
+        "waiting",
+        _who_waits(queue),
+        "A larger -c, or a smaller max_tokens in the requests, lets it in sooner."
+        if "cells" in queue.waits_for
+        else _way_out_of_the_queue(seen),
+        "It runs once a running request ends, at the latest.",
+        _known(
+            ("waiting", f"{queue.num_waiting:,}"),
+            ("since", None if queue.waited_s is None else format_ms(queue.waited_s)),
+            ("its prompt", queue.num_prompt_tokens and f"{queue.num_prompt_tokens:,} tokens"),
+            ("its answer, at most", queue.max_tokens and f"{queue.max_tokens:,} tokens"),
+            ("slots", seen.num_slots),
+            ("KV cells in use", _cells_text(seen)),
+        ),
+        level="problem" if has_waited else "note",
+    )
+
+
+def _who_waits(queue: Queue) -> str:
+    if not queue.first_id:
+        are = "request waits" if queue.num_waiting == 1 else "requests wait"
+        return f"{queue.num_waiting:,} {are} in the server's queue."
+    behind = f", and {queue.num_waiting - 1:,} behind it" if queue.num_waiting > 1 else ""
+    return f"{queue.first_id} waits for {queue.waits_for or 'its turn'}{behind}."
 
 
 def stalls(seen: Observed) -> Diagnosis | None:
@@ -165,11 +148,14 @@ def stalls(seen: Observed) -> Diagnosis | None:
     if p99 < UNEVEN_GAPS * p50 or share < WORTH_A_LINE:
         return None
     target = seen.itl_target_s
+    is_kept = bool(target) and p99 <= (target or 0.0)
+    whose = f"the prompt of {' and '.join(seen.prefilling[:2])}" if seen.prefilling else "prompts of others"
     return Diagnosis(
         "stalls",
         f"Gaps between tokens are {format_ms(p50)} in the middle and {format_ms(p99)} at the 99th percentile:"
-        " steps also carry prompts of others.",
-        "A lower --itl-target-ms makes the pieces of those prompts smaller.",
+        f" steps also carry {whose}.",
+        f"{'That keeps the target; a' if is_kept else 'A'} lower --itl-target-ms makes the pieces of those"
+        " prompts smaller.",
         "The long gaps come down to about the target; prompts take longer to their first token.",
         _known(
             ("gap p50", format_ms(p50)),
@@ -178,6 +164,7 @@ def stalls(seen: Observed) -> Diagnosis | None:
             ("decode time stalled by prompts", _percent(share)),
             ("target", format_ms(target) if target else None),
         ),
+        level="note" if is_kept else "problem",
     )
 
 
@@ -241,11 +228,11 @@ def overload(seen: Observed) -> Diagnosis | None:
 
 def full_cells(seen: Observed) -> Diagnosis | None:
     """Running requests hold the cells, or cached prefixes are given up faster than they help."""
-    share = _cells_share(seen)
+    share = seen.cells_share
     evicted, looked_up = seen.num_evicted_tokens, seen.num_looked_up_tokens
     is_full = share is not None and share >= CELLS_FULL
     # A slot that a new conversation takes over loses its old one, however many cells are free.
-    has_no_room = _filled_share(seen) >= CELLS_FULL
+    has_no_room = seen.filled_share >= CELLS_FULL
     is_churning = bool(has_no_room and evicted and looked_up and evicted >= MUCH_EVICTED * looked_up)
     if not is_full and not is_churning:
         return None
@@ -302,6 +289,30 @@ def useless_hits(seen: Observed) -> Diagnosis | None:
     )
 
 
+def cold_prompts(seen: Observed) -> Diagnosis | None:
+    """Long prompts, and none began like an earlier one."""
+    misses, requests, length = seen.num_misses, seen.num_requests, seen.mean_prompt_tokens
+    if misses is None or requests is None or length is None or length < LONG_PROMPT_TOKENS:
+        return None
+    if misses < max(MIN_REQUESTS, requests):
+        return None
+    speed = seen.prefill_tok_s
+    return Diagnosis(
+        "cold prompts",
+        f"None of {misses:,} prompts began like an earlier one: all of each had to be read.",
+        "Put what stays the same first (system prompt, examples), what changes last.",
+        f"Every 100 prompt tokens that are found in the cache save {format_ms(100 / speed)}."
+        if speed
+        else "What is found in the cache need not be read.",
+        _known(
+            ("prompts", misses),
+            ("mean prompt", f"{length:,.0f} tokens"),
+            ("prefill", speed and f"{significant(speed)} tok/s"),
+        ),
+        level="note",
+    )
+
+
 def slow_depth(seen: Observed) -> Diagnosis | None:
     """The same model decodes clearly slower behind a long context."""
     shallow, deep = seen.shallow_tpot_s, seen.deep_tpot_s
@@ -330,10 +341,12 @@ def slow_depth(seen: Observed) -> Diagnosis | None:
 RULES: tuple[Callable[[Observed], Diagnosis | None], ...] = (
     overload,
     queueing,
+    waiting,
     slow_prefill,
     stalls,
     full_cells,
     useless_hits,
+    cold_prompts,
     slow_depth,
     idle_machine,
 )
@@ -350,22 +363,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _cells_share(seen: Observed) -> float | None:
-    return None if seen.cells_used is None or not seen.cells_total else seen.cells_used / seen.cells_total
-
-
-def _filled_share(seen: Observed) -> float:
-    """Cells that hold anything, idle prefixes included."""
-    return (_cells_share(seen) or 0.0) + (seen.cells_cached or 0) / (seen.cells_total or 1)
-
-
 def _cells_text(seen: Observed) -> str | None:
-    return None if _cells_share(seen) is None else f"{seen.cells_used:,} of {seen.cells_total:,}"
+    return None if seen.cells_share is None else f"{seen.cells_used:,} of {seen.cells_total:,}"
 
 
 def _grows(first: int | None, last: int | None) -> bool:
-    """A queue that was empty at first says how the window began, not that it grows."""
-    return bool(first) and last is not None and first is not None and last > first
+    """A queue that was empty at first says how the window began, not that it grows; others come and go by
+    chance, by about the square root of their length."""
+    if not first or last is None:
+        return False
+    return last - first > 2 * sqrt(first)
 
 
 def _is_below(value: float | None, bound: float | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edgeserve.doctor.diagnosis import Observed
+from edgeserve.doctor.observed import Observed
 from edgeserve.errors import UsageError
 
 _SETTINGS_PATH = ("environment", "servers", "A", "props", "engine")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgeserve.doctor.diagnosis import Observed
+from edgeserve.doctor.observed import Observed
 
 Labels = frozenset[tuple[str, str]]
 

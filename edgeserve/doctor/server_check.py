@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve.client import Client
-from edgeserve.doctor.diagnosis import MIN_REQUESTS, Diagnosis, Observed, diagnose, has_evidence
+from edgeserve.doctor.diagnosis import MIN_REQUESTS, Diagnosis, diagnose, has_evidence
 from edgeserve.doctor.from_bench import observe_bench
+from edgeserve.doctor.observed import Observed
 from edgeserve.doctor.scrape import Scrape, observe, read_scrape
 from edgeserve.errors import RequestError, ServerUnreachableError, UsageError
 from edgeserve.ink import Ink, ink_for, printable

@@ -68,7 +68,9 @@ async def test_who_runs_and_who_waits_stand_in_the_list(live):
             assert "waits for" in screen_text(app)
             assert "▮ decode" in screen_text(app)
             await until(pilot, lambda: any(app.query_one("#decode", TimeChart).values), "for the chart")
-            assert "waits for" in app.query_one("#finding").text
+            rules = [found.rule for found in app.screen.findings]
+            assert "waiting" in rules
+            assert app.screen.findings[0].sentence in app.query_one("#finding").text
             await press(pilot, "e")
             await until(pilot, lambda: isinstance(app.screen, Figures), "for the evidence")
             assert "its prompt" in app.screen.text.plain

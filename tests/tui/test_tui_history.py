@@ -85,16 +85,17 @@ def test_a_first_token_is_counted_once_and_by_what_was_cached(history):
     history.take(of_steps(101.0, running=(SequenceView("a", Status.PREFILL),)))
     for at_s in (102.0, 103.0):
         history.take(of_steps(at_s, running=(cold, warm)))
-    assert history.ttft(103.0, is_warm=False).p50 == pytest.approx(0.8)
-    assert history.ttft(103.0, is_warm=False).n == 1
-    assert history.ttft(103.0, is_warm=True).p50 == pytest.approx(0.09)
-    assert history.ttft(170.0, is_warm=True).n == 0
+    assert history.ttft(103.0, "miss").p50 == pytest.approx(0.8)
+    assert history.ttft(103.0, "miss").n == 1
+    assert history.ttft(103.0, "hit").p50 == pytest.approx(0.09)
+    assert history.ttft(103.0, "partial").n == 0
+    assert history.ttft(170.0, "hit").n == 0
 
 
 def test_first_tokens_from_before_are_nobodys():
     history = History()
     history.take(of_steps(100.0, running=(SequenceView("a", Status.DECODE, ttft_ms=800.0),)))
-    assert history.ttft(100.0, is_warm=False).n == 0
+    assert history.ttft(100.0, "miss").n == 0
 
 
 def test_a_prompts_end_is_told_from_its_pace(history):
@@ -144,8 +145,10 @@ def test_prompts_of_a_polled_server_come_from_its_counters():
     assert history.now(104.0).prefill_tokens_per_s == pytest.approx(800 / 2.0)
 
 
-def test_the_share_of_prefill_is_the_servers_own(history):
+def test_the_share_of_prefill_is_the_servers_own():
+    history = History()
     history.take(Snapshot(101.0, steps=(), totals=Totals(0, 0, 0, 1000.0, 1000.0)))
-    assert history.prefill_share() is None
+    assert history.prefill_share(101.0) is None
     history.take(Snapshot(105.0, steps=(), totals=Totals(0, 0, 0, 4000.0, 2000.0)))
-    assert history.prefill_share() == pytest.approx(0.75)
+    assert history.prefill_share(105.0) == pytest.approx(0.75)
+    assert history.prefill_share(170.0) is None, "nothing ran in the last minute"
