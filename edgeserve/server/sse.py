@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -31,27 +32,12 @@ HEADERS = {
 }
 
 
+# Kept: json.dumps with options of its own would make an encoder for every token.
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def frame(document: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def with_pings(frames: AsyncGenerator[bytes, None], ping_s: float) -> AsyncGenerator[bytes, None]:
-    """`frames`, with a comment whenever `ping_s` pass in silence; 0 sends none."""
-    async with contextlib.aclosing(frames):
-        while True:
-            upcoming = asyncio.ensure_future(anext(frames, None))
-            try:
-                while not (await asyncio.wait({upcoming}, timeout=ping_s or None))[0]:
-                    yield PING
-                item = upcoming.result()
-            finally:
-                if not upcoming.done():
-                    upcoming.cancel()
-                    # The generator cannot be closed while one of its steps still unwinds.
-                    await asyncio.gather(upcoming, return_exceptions=True)
-            if item is None:
-                return
-            yield item
+    return b"data: " + _to_json(document).encode() + b"\n\n"
 
 
 class EventStreamResponse(Response):
@@ -67,7 +53,8 @@ class EventStreamResponse(Response):
         """`on_left` is told when the client left; possibly before the first frame was asked for."""
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self._frames = with_pings(frames, ping_s)
+        self._frames = frames
+        self._ping_s = ping_s
         self._on_left = on_left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,24 +64,50 @@ class EventStreamResponse(Response):
             self._on_left(error)
 
     async def _send_all(self, send: Send) -> None:
-        started = False
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        stream = _Stream(send, start)
+        pinging = asyncio.ensure_future(stream.keep_alive(self._ping_s))
         try:
             async with contextlib.aclosing(self._frames) as frames:
                 async for item in frames:
-                    if not started:
-                        started = True
-                        await self._start(send)
-                    await send(_body(item))
+                    await stream.write(item)
         except Exception as error:
-            if not started:
+            if not stream.has_started:
                 raise
-            await send(_body(_error_frame(error)))
-        if not started:
-            await self._start(send)
-        await send(_body(b"", more=False))
+            await stream.write(_error_frame(error))
+        finally:
+            pinging.cancel()
+            await asyncio.gather(pinging, return_exceptions=True)
+        await stream.close()
 
-    async def _start(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+class _Stream:
+    """The body of one answer on its way out. Headers go with the first bytes."""
+
+    def __init__(self, send: Send, start: Message) -> None:
+        self._send = send
+        self._start = start
+        self._last_write_s = time.monotonic()
+        self.has_started = False
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        self._last_write_s = time.monotonic()
+        if not self.has_started:
+            self.has_started = True
+            await self._send(self._start)
+        await self._send(_body(data, more=more))
+
+    async def close(self) -> None:
+        await self.write(b"", more=False)
+
+    async def keep_alive(self, ping_s: float) -> None:
+        """A comment whenever `ping_s` pass in silence; 0 sends none. One timer for a whole stream: a timer
+        for each frame would cost more than the frame."""
+        while ping_s:
+            silent_s = time.monotonic() - self._last_write_s
+            if silent_s >= ping_s:
+                await self.write(PING)
+            await asyncio.sleep(max(ping_s - silent_s, 0) or ping_s)
 
 
 def _body(data: bytes, *, more: bool = True) -> Message:
