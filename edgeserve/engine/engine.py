@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from edgeserve.config import EngineConfig
+from edgeserve.engine.decode_alone import DecodeAlone
 from edgeserve.engine.detokenizer import Detokenizer
 from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.model_runner import DecodeFailedError, ModelRunner, SampledToken
@@ -57,6 +58,7 @@ class Engine:
         self._totals: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
         self._book = StepBook()
+        self._decode_alone = DecodeAlone()
         self._n_tokens_max = 0
 
     @property
@@ -126,9 +128,12 @@ class Engine:
 
     def _admit(self) -> None:
         for sequence, placement in self.scheduler.admit():
+            start_s = time.perf_counter()
             kept = self.runner.prepare(sequence, placement)
             if kept < placement.num_cached_tokens:
                 self.scheduler.rewind(sequence, kept)
+            if kept:
+                sequence.restore_s = time.perf_counter() - start_s
             self._totals["prompt"] += sequence.num_prompt_tokens
             self._totals["cached"] += sequence.num_cached_tokens
 
@@ -231,6 +236,7 @@ class Engine:
             finish_reason=sequence.finish_reason,
             stop_string=sequence.stop_string,
             error=sequence.error,
+            at_s=sequence.last_token_s or 0.0,
         )
 
     # -- time -----------------------------------------------------------------------------------------------
@@ -241,11 +247,19 @@ class Engine:
         duration = end_s - start_s
         num_decodes, num_prefill = decision.num_decode_tokens, decision.num_prefill_tokens
         self.step_cost.observe(num_decodes, num_prefill, duration)
-        alone_s = self.step_cost.decode_s(num_decodes) if num_prefill else duration
-        decode_s = min(duration, alone_s)
+        decode_s = min(duration, self._alone_s(decision, duration))
         self._book.add(start_s, duration, num_decodes, num_prefill, decode_s)
         for chunk in decision.decodes:
             chunk.sequence.stalled_s += duration - decode_s
+
+    def _alone_s(self, decision: SchedulerOutput, duration_s: float) -> float:
+        """What the step's decodes take without its prompt tokens."""
+        depth = sum(chunk.first_pos for chunk in decision.decodes)
+        if not decision.num_prefill_tokens:
+            self._decode_alone.observe(decision.num_decode_tokens, depth, duration_s)
+            return duration_s
+        alone_s = self._decode_alone.estimate_s(decision.num_decode_tokens, depth)
+        return self.step_cost.decode_s(decision.num_decode_tokens) if alone_s is None else alone_s
 
     def _retry_after_s(self) -> float:
         """When a slot is likely to be free: the tokens that running sequences may still make, at the speed so

@@ -7,7 +7,7 @@ rendering.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from edgeserve.engine.sampling_params import SamplingParams
@@ -36,8 +36,9 @@ class Request:
     """What a client asked. Immutable.
 
     `prompt_token_ids` is never empty. `arrival_s` is the clock of `time.perf_counter()` when the request was
-    complete at the front end; everything later is measured from it. Only prefixes made under the same
-    `cache_namespace` are reused; `cache_prompt` False computes every prompt token anew.
+    complete at the front end; everything later is measured from it. `front_end_s` is what the front end took
+    from there until it handed the request over: template, tokenizing, waking a sleeping model. Only prefixes
+    made under the same `cache_namespace` are reused; `cache_prompt` False computes every prompt token anew.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class Request:
     arrival_s: float
     cache_namespace: str = ""
     cache_prompt: bool = True
+    front_end_s: float = 0.0
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "the front end refuses empty prompts"
@@ -64,21 +66,52 @@ class TokenLogprob:
 class RequestTimings:
     """Where one request's time went. Seconds; None where it has not happened yet.
 
-    The parts add up: queue + prefill + decode = last token - arrival, where `prefill_s` runs from the first
-    step that the sequence took part in to its first sampled token, and `decode_s` from there to the last one.
-    `stalled_s` is the part of `decode_s` that steps took longer because they also carried other sequences'
-    prompts: an estimate, since one mixed step cannot be split by a clock.
+    The parts add up: front end + queue + restore + prefill = time to the first token, and with decode and
+    delivery = end to end. `queue_s` runs from the handing over to the first step that the sequence took part
+    in, less `restore_s`, the copying or loading of cached state; `prefill_s` from there to its first sampled
+    token, and `decode_s` to the last one. `stalled_s` is the part of `decode_s` that steps took longer
+    because they also carried other sequences' prompts: an estimate, since one mixed step cannot be split by a
+    clock. `delivery_s` and `e2e_s` are the front end's to fill in, when it has the end.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
     num_evaluated_tokens: int
     num_output_tokens: int
+    front_end_s: float = 0.0
     queue_s: float | None = None
+    restore_s: float = 0.0
     prefill_s: float | None = None
     decode_s: float | None = None
     stalled_s: float = 0.0
     ttft_s: float | None = None
+    delivery_s: float | None = None
+    e2e_s: float | None = None
+
+    @property
+    def own_decode_s(self) -> float | None:
+        return None if self.decode_s is None else self.decode_s - self.stalled_s
+
+    @property
+    def known_s(self) -> float:
+        """The parts added up, as far as they have happened."""
+        parts = (self.queue_s, self.prefill_s, self.decode_s, self.delivery_s)
+        return self.front_end_s + self.restore_s + sum(part or 0.0 for part in parts)
+
+    def delivered(self, delivery_s: float, e2e_s: float) -> RequestTimings:
+        """The whole timeline: the front end has the last token, so long after its step's end, and so long
+        after the request's arrival."""
+        return replace(self, delivery_s=delivery_s, e2e_s=e2e_s)
+
+    def cut_off(self, e2e_s: float) -> RequestTimings:
+        """The timeline of a request that ended without its last token: the part that it was in lasts until
+        then. After the first token that is the delivery: nothing more was heard."""
+        rest_s = max(0.0, e2e_s - self.known_s)
+        if self.queue_s is None:
+            return replace(self, queue_s=rest_s, e2e_s=e2e_s)
+        if self.prefill_s is None:
+            return replace(self, prefill_s=rest_s, e2e_s=e2e_s)
+        return replace(self, delivery_s=rest_s, e2e_s=e2e_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +120,8 @@ class RequestOutput:
 
     `text` may be empty while a half character or a possible stop string is held back. The last output has
     `finish_reason` set; when that is ERROR, `error` says why. Before the first token, outputs without tokens
-    report prefill progress by `timings.num_evaluated_tokens`.
+    report prefill progress by `timings.num_evaluated_tokens`. `at_s` is the clock of `time.perf_counter()` at
+    the latest token, or 0.
     """
 
     request_id: str
@@ -98,6 +132,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     error: RequestError | None = None
+    at_s: float = 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -125,6 +160,7 @@ class Sequence:
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    restore_s: float = 0.0
     stalled_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -191,7 +227,9 @@ class Sequence:
             num_evaluated_tokens=min(self.num_computed_tokens, self.num_prompt_tokens)
             - self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
-            queue_s=None if start is None else start - arrival,
+            front_end_s=self.request.front_end_s,
+            queue_s=None if start is None else start - arrival - self.request.front_end_s - self.restore_s,
+            restore_s=self.restore_s,
             prefill_s=None if start is None or first is None else first - start,
             decode_s=None if first is None or last is None else last - first,
             stalled_s=self.stalled_s,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgeserve.engine.request import FinishReason, Request, RequestOutput, RequestTimings, TokenLogprob
@@ -139,6 +140,8 @@ class _Choice:
         outputs: AsyncIterator[RequestOutput] = engine.generate(request)
         try:
             async for output in outputs:
+                if output.is_finished:
+                    output = _delivered(output, request.arrival_s)
                 for event in self._of_output(output):
                     yield event
         finally:
@@ -189,3 +192,9 @@ class _Choice:
             logprobs, self._held_logprobs = self._held_logprobs, ()
             events.append(Delta(self._index, part.text, part.is_reasoning, output.timings, tokens, logprobs))
         return events
+
+
+def _delivered(output: RequestOutput, arrival_s: float) -> RequestOutput:
+    """The last output with its timeline complete: this is the moment when the front end has it."""
+    now_s = time.perf_counter()
+    return replace(output, timings=output.timings.delivered(now_s - output.at_s, now_s - arrival_s))

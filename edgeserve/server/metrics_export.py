@@ -20,6 +20,7 @@ from edgeserve.server.engine_collector import EngineCollector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _WAIT_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 40, 80, 160, 640)
+_PART_BUCKETS = (0.001, 0.003, *_WAIT_BUCKETS)
 _TOKEN_BUCKETS = (
     0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5,
 )  # fmt: skip
@@ -61,13 +62,15 @@ class Metrics:
             registry=self.registry,
         )
         self.ttft = self._seconds("time_to_first_token", "HTTP arrival to first token", _WAIT_BUCKETS)
-        self.front_end = self._seconds("request_front_end", "HTTP arrival to the queue", _WAIT_BUCKETS)
-        self.queue = self._seconds("request_queue", "HTTP arrival to the first step", _WAIT_BUCKETS)
-        self.prefill = self._seconds("request_prefill", "First step to first token", _WAIT_BUCKETS)
-        self.decode = self._seconds("request_decode", "First token to last token", _WAIT_BUCKETS)
-        self.stalled = self._seconds(
-            "request_stalled", "Of the decode, waiting for prompts of others", _WAIT_BUCKETS
-        )
+        self.front_end = self._part("front_end", "HTTP arrival to the queue")
+        self.queue = self._part("queue", "Queue to the first step, without restoring")
+        self.restore = self._part("cache_restore", "Copying or loading cached state")
+        self.prefill = self._part("prefill", "First step to first token")
+        self.decode = self._part("decode", "First token to last token")
+        self.own_decode = self._part("own_decode", "Of the decode, without the stalls")
+        self.stalled = self._part("stalled", "Of the decode, waiting for prompts of others")
+        self.delivery = self._part("delivery", "Last token to the front end")
+        self.e2e = self._seconds("request_e2e", "HTTP arrival to last token delivered", _DURATION_BUCKETS)
         self.duration = self._seconds("request_duration", "HTTP arrival to the end", _DURATION_BUCKETS)
         self.itl = self._seconds("inter_token_latency", "Time between two tokens", _TOKEN_BUCKETS)
         self.tpot = self._seconds("time_per_output_token", "Mean gap of one request", _TOKEN_BUCKETS)
@@ -78,6 +81,9 @@ class Metrics:
     def _seconds(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         full_name = f"edgeserve_{name}_seconds"
         return Histogram(full_name, text, ["cache"], buckets=buckets, registry=self.registry)
+
+    def _part(self, name: str, text: str) -> Histogram:
+        return self._seconds(f"request_{name}", text, _PART_BUCKETS)
 
     def _counts(self, name: str, text: str) -> Histogram:
         return Histogram(f"edgeserve_{name}", text, ["cache"], buckets=_COUNT_BUCKETS, registry=self.registry)
@@ -111,13 +117,14 @@ class Metrics:
     def observe_gap(self, timings: RequestTimings, gap_s: float) -> None:
         self.itl.labels(cache_state_of(timings)).observe(gap_s)
 
-    def observe_choice(self, timings: RequestTimings, front_end_s: float, *, is_complete: bool) -> None:
+    def observe_choice(self, timings: RequestTimings, *, is_complete: bool) -> None:
         """One choice's times. What an abandoned one did not reach is left out, not counted as zero."""
         cache = cache_state_of(timings)
-        self.front_end.labels(cache).observe(front_end_s)
+        self.front_end.labels(cache).observe(timings.front_end_s)
         for histogram, value in (
             (self.ttft, timings.ttft_s),
             (self.queue, timings.queue_s),
+            (self.restore, None if timings.queue_s is None else timings.restore_s),
             (self.prefill, timings.prefill_s),
         ):
             if value is not None:
@@ -129,11 +136,16 @@ class Metrics:
         self.prompt_tokens.labels(cache).observe(timings.num_prompt_tokens)
         self.cached_tokens.labels(cache).observe(timings.num_cached_tokens)
         self.generation_tokens.labels(cache).observe(timings.num_output_tokens)
-        if timings.decode_s is None:
-            return
-        self.decode.labels(cache).observe(timings.decode_s)
-        self.stalled.labels(cache).observe(timings.stalled_s)
-        if timings.num_output_tokens > 1:
+        for histogram, value in (
+            (self.decode, timings.decode_s),
+            (self.own_decode, timings.own_decode_s),
+            (self.stalled, timings.stalled_s),
+            (self.delivery, timings.delivery_s),
+            (self.e2e, timings.e2e_s),
+        ):
+            if value is not None:
+                histogram.labels(cache).observe(value)
+        if timings.decode_s is not None and timings.num_output_tokens > 1:
             self.tpot.labels(cache).observe(timings.decode_s / (timings.num_output_tokens - 1))
 
     def render(self) -> bytes:

@@ -18,6 +18,7 @@ from edgeserve.errors import RequestError, RequestTimeoutError, UnavailableError
 from edgeserve.server.events import Delta, Event, Finish, Generation
 from edgeserve.server.http_errors import CancelledRequestError, ClientLeftError
 from edgeserve.server.metrics_export import Metrics, cache_state_of
+from edgeserve.server.tally import parts_document
 
 request_log = logging.getLogger("edgeserve.requests")
 
@@ -29,7 +30,7 @@ class Recorder:
         self._endpoint = endpoint
         self._metrics = metrics
         self._client_request_id = client_request_id
-        self._arrival_s = self._submitted_s = time.perf_counter()
+        self._arrival_s = time.perf_counter()
         self._generation: Generation | None = None
         self._is_closed = False
         self._timings: dict[int, RequestTimings] = {}
@@ -40,7 +41,6 @@ class Recorder:
         """The request is understood and goes to the engine."""
         self._generation = generation
         self._arrival_s = generation.requests[0].arrival_s
-        self._submitted_s = time.perf_counter()
 
     def observe(self, event: Event) -> None:
         self._timings[event.index] = event.timings
@@ -70,9 +70,8 @@ class Recorder:
         )
         if outcome == "cancelled" and self._generation is not None and not self._has_begun:
             self._metrics.cancelled_in_queue.inc()
-        front_end_s = self._submitted_s - self._arrival_s
         for index, timings in self._timings.items():
-            self._metrics.observe_choice(timings, front_end_s, is_complete=index in self._finished)
+            self._metrics.observe_choice(timings, is_complete=index in self._finished)
         request_log.info(json.dumps(self._line(outcome, total_s, error)))
 
     @property
@@ -82,7 +81,7 @@ class Recorder:
 
     def _line(self, outcome: str, total_s: float, error: BaseException | None) -> dict[str, Any]:
         every = list(self._timings.values())
-        first = self._timings.get(0)
+        first = self._first_choice(total_s)
         requests = self._generation.requests if self._generation else ()
         line: dict[str, Any] = {
             "request_id": self._generation.id if self._generation else None,
@@ -92,15 +91,23 @@ class Recorder:
             "prompt_n": sum(len(request.prompt_token_ids) for request in requests),
             "cache_n": sum(timings.num_cached_tokens for timings in every),
             "predicted_n": sum(timings.num_output_tokens for timings in every),
-            "front_end_ms": _ms(self._submitted_s - self._arrival_s),
-            "queue_ms": _ms(first.queue_s) if first else None,
-            "ttft_ms": _ms(first.ttft_s) if first else None,
-            "tpot_ms": _tpot_ms(first) if first else None,
+            **parts_document(first),
+            "ttft_ms": _ms(first.ttft_s),
+            "tpot_ms": _tpot_ms(first),
             "total_ms": _ms(total_s),
         }
         if isinstance(error, RequestError):
             line["error"] = error.code or error.type
         return line
+
+    def _first_choice(self, total_s: float) -> RequestTimings:
+        """The first choice's timeline, complete or cut off at the end of the request."""
+        if self._generation is None:
+            return RequestTimings(0, 0, 0, 0, front_end_s=total_s, e2e_s=total_s)
+        request = self._generation.requests[0]
+        unheard = RequestTimings(len(request.prompt_token_ids), 0, 0, 0, front_end_s=request.front_end_s)
+        heard = self._timings.get(0, unheard)
+        return heard if 0 in self._finished else heard.cut_off(total_s)
 
 
 def outcome_of(error: BaseException | None, reasons: Collection[FinishReason], *, has_begun: bool) -> str:

@@ -121,6 +121,7 @@ def _requests(
     ask: GenerationRequest,
 ) -> tuple[Request, ...]:
     num_choices = len(prompts) * n
+    front_end_s = time.perf_counter() - arrival_s
     return tuple(
         Request(
             request_id=generation_id if num_choices == 1 else f"{generation_id}-{index}",
@@ -129,6 +130,7 @@ def _requests(
             arrival_s=arrival_s,
             cache_namespace=http.scope[NAMESPACE_KEY],
             cache_prompt=ask.cache_prompt,
+            front_end_s=front_end_s,
         )
         for index in range(num_choices)
     )

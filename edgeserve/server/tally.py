@@ -71,26 +71,38 @@ class Tally:
 
 
 def timings_document(timings: RequestTimings) -> dict[str, Any]:
-    """llama-server's `timings`, and where the time before the first token went.
+    """llama-server's `timings`, and where a request's whole time went.
 
     `prompt_n` are the tokens really computed: cached ones stand apart in `cache_n`. `predicted_ms` runs
     from the first token to the last, so the rates count the gaps between tokens (predicted_n - 1) and are
-    null when there is none. `queue_ms` + `prompt_ms` = `ttft_ms`, counted from the request's arrival.
+    null when there is none. What has not happened yet is 0.
     """
     num_gaps = timings.num_output_tokens - 1
     return {
         "cache_n": timings.num_cached_tokens,
         "prompt_n": timings.num_evaluated_tokens,
-        "prompt_ms": _ms(timings.prefill_s),
         "prompt_per_token_ms": _per_token_ms(timings.prefill_s, timings.num_evaluated_tokens),
         "prompt_per_second": _per_second(timings.prefill_s, timings.num_evaluated_tokens),
         "predicted_n": timings.num_output_tokens,
         "predicted_ms": _ms(timings.decode_s),
         "predicted_per_token_ms": _per_token_ms(timings.decode_s, num_gaps),
         "predicted_per_second": _per_second(timings.decode_s, num_gaps),
-        "queue_ms": _ms(timings.queue_s),
         "ttft_ms": _ms(timings.ttft_s),
+        **parts_document(timings),
+    }
+
+
+def parts_document(timings: RequestTimings) -> dict[str, float]:
+    """Where a request's time went, in the order in which it did: the parts add up to `e2e_ms`, the last."""
+    return {
+        "front_end_ms": _ms(timings.front_end_s),
+        "queue_ms": _ms(timings.queue_s),
+        "restore_ms": _ms(timings.restore_s),
+        "prompt_ms": _ms(timings.prefill_s),
+        "decode_ms": _ms(timings.own_decode_s),
         "stalled_ms": _ms(timings.stalled_s),
+        "delivery_ms": _ms(timings.delivery_s),
+        "e2e_ms": _ms(timings.e2e_s),
     }
 
 

@@ -43,7 +43,7 @@ def test_whole_answer(live: Live) -> None:
     assert usage["completion_tokens"] == timings["predicted_n"] == 4
     assert usage["total_tokens"] == usage["prompt_tokens"] + 4
     assert timings["cache_n"] + timings["prompt_n"] == usage["prompt_tokens"]
-    assert timings["queue_ms"] + timings["prompt_ms"] == pytest.approx(timings["ttft_ms"], abs=0.01)
+    assert timings["decode_ms"] + timings["stalled_ms"] == pytest.approx(timings["predicted_ms"], abs=0.01)
 
 
 def test_stream_order(live: Live) -> None:

@@ -10,8 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgeserve.engine.request import EngineStats, RequestTimings
-from edgeserve.server.metrics_export import Metrics, ModelInfo
+from edgeserve.server.metrics_export import Metrics, ModelInfo, cache_state_of
 
+BEFORE = ("front_end", "queue", "cache_restore", "prefill")
+AFTER = ("own_decode", "stalled", "delivery")
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
@@ -21,11 +23,15 @@ def timings(num_prompt: int = 100, num_cached: int = 0, num_output: int = 11) ->
         num_cached_tokens=num_cached,
         num_evaluated_tokens=num_prompt - num_cached,
         num_output_tokens=num_output,
-        queue_s=0.2,
+        front_end_s=0.05,
+        queue_s=0.125,
+        restore_s=0.025,
         prefill_s=0.6,
         decode_s=1.0,
         stalled_s=0.25,
         ttft_s=0.8,
+        delivery_s=0.01,
+        e2e_s=1.81,
     )
 
 
@@ -72,32 +78,37 @@ def names(metrics: Metrics) -> set[str]:
 
 
 def test_every_part_of_a_request_is_kept_apart_by_cache_state(metrics: Metrics) -> None:
-    metrics.observe_choice(timings(), 0.05, is_complete=True)
-    metrics.observe_choice(timings(num_cached=90), 0.05, is_complete=True)
-    metrics.observe_choice(timings(num_cached=50), 0.05, is_complete=False)
+    metrics.observe_choice(timings(), is_complete=True)
+    metrics.observe_choice(timings(num_cached=90), is_complete=True)
+    metrics.observe_choice(timings(num_cached=50), is_complete=False)
     for state, count in (("miss", 1.0), ("hit", 1.0), ("partial", 1.0)):
-        for name in ("time_to_first_token", "request_queue", "request_prefill", "request_front_end"):
+        for name in ("time_to_first_token", *(f"request_{part}" for part in BEFORE)):
             assert value(metrics, f"edgeserve_{name}_seconds_count", cache=state) == count
     found = samples(metrics)
-    for name in ("request_decode", "request_stalled", "time_per_output_token"):
+    for name in (*(f"request_{part}" for part in ("decode", *AFTER, "e2e")), "time_per_output_token"):
         counted = {labels for (full, labels) in found if full == f"edgeserve_{name}_seconds_count"}
         assert counted == {frozenset({("cache", "miss")}), frozenset({("cache", "hit")})}
     assert value(metrics, "edgeserve_time_per_output_token_seconds_sum", cache="miss") == pytest.approx(0.1)
     assert value(metrics, "edgeserve_request_cached_tokens_sum", cache="hit") == 90
 
 
-def test_the_parts_add_up_to_the_time_to_first_token(metrics: Metrics) -> None:
-    metrics.observe_choice(timings(), 0.05, is_complete=True)
-    parts = [
-        value(metrics, f"edgeserve_request_{name}_seconds_sum", cache="miss") for name in ("queue", "prefill")
-    ]
-    assert sum(parts) == pytest.approx(
-        value(metrics, "edgeserve_time_to_first_token_seconds_sum", cache="miss")
+@pytest.mark.parametrize("num_cached", [0, 50, 90])
+def test_the_parts_add_up_in_every_cache_state(metrics: Metrics, num_cached: int) -> None:
+    one = timings(num_cached=num_cached)
+    metrics.observe_choice(one, is_complete=True)
+
+    def total(name: str) -> float:
+        return value(metrics, f"edgeserve_{name}_seconds_sum", cache=cache_state_of(one))
+
+    until_first = sum(total(f"request_{part}") for part in BEFORE)
+    assert until_first == pytest.approx(total("time_to_first_token"))
+    assert until_first + sum(total(f"request_{part}") for part in AFTER) == pytest.approx(
+        total("request_e2e")
     )
 
 
 def test_what_did_not_happen_is_not_counted_as_zero(metrics: Metrics) -> None:
-    metrics.observe_choice(RequestTimings(10, 0, 0, 0), 0.01, is_complete=False)
+    metrics.observe_choice(RequestTimings(10, 0, 0, 0), is_complete=False)
     assert not any(name.startswith("edgeserve_time_to_first_token_seconds_c") for name, _ in samples(metrics))
 
 

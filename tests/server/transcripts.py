@@ -119,8 +119,15 @@ TIMINGS: dict[str, Callable[[Any], bool]] = {
     "predicted_per_second": _is_rate,
     "queue_ms": _is_ms,
     "ttft_ms": _is_ms,
+    "front_end_ms": _is_ms,
+    "restore_ms": _is_ms,
+    "decode_ms": _is_ms,
     "stalled_ms": _is_ms,
+    "delivery_ms": _is_ms,
+    "e2e_ms": _is_ms,
 }
+PARTS = ("front_end_ms", "queue_ms", "restore_ms", "prompt_ms", "decode_ms", "stalled_ms", "delivery_ms")
+
 
 MARKERS: dict[str, Callable[[Any], bool]] = {
     "id": _is_text,
@@ -204,6 +211,6 @@ def _compare_timings(got: Any, place: str) -> list[str]:
     found += [
         f"{place}.{key}: {got[key]!r}" for key, holds in TIMINGS.items() if key in got and not holds(got[key])
     ]
-    if not found and abs(got["queue_ms"] + got["prompt_ms"] - got["ttft_ms"]) > 0.01:
-        found.append(f"{place}: queue_ms + prompt_ms is not ttft_ms")
+    if not found and got["e2e_ms"] and abs(sum(got[part] for part in PARTS) - got["e2e_ms"]) > 1:
+        found.append(f"{place}: the parts do not add up to e2e_ms")
     return found
