@@ -72,8 +72,12 @@ class ModelRunner:
         return 0
 
     def execute(self, chunks: Iterable[Chunk]) -> list[SampledToken]:
-        """Run one step. Raises DecodeFailedError; the context may then hold a part of the step."""
-        chunks = tuple(chunks)
+        """Run one step. Raises DecodeFailedError; the context may then hold a part of the step.
+
+        Rows go in by ascending seq_id: with split cells llama.cpp takes only consecutive ids into one pass
+        over the weights (llama_batch_allocr::split_equal), in the order in which it meets them.
+        """
+        chunks = tuple(sorted(chunks, key=lambda chunk: chunk.sequence.seq_id))
         rows = self._fill(chunks)
         try:
             code = self._context.decode(self._batch)
