@@ -106,7 +106,7 @@ def plan(
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A block to paste.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Load it, and show planned beside real bytes.")
+        bool, typer.Option("--verify", help="Load it on the processor; show planned beside real bytes.")
     ] = False,
     quants: Annotated[
         bool, typer.Option("--quants", help="Compare the quantizations beside this one.")

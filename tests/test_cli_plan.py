@@ -20,7 +20,6 @@ from edgeserve.cli import main
 from edgeserve.host import MemoryBudget
 from edgeserve.ink import without_colour
 from edgeserve.planner.here import ask_probe
-from edgeserve.settings.table import SETTINGS
 
 ROOT = Path(__file__).parent.parent
 
@@ -230,6 +229,8 @@ def test_quantizations_of_a_repository_are_scaled_from_their_sizes(
         (["-ctk", "q9_9"], "-ctk"),
         (["--min-ctx", "-1"], "must not be negative"),
         (["--device", "RTX 4090", "--verify"], "for this machine"),
+        (["--table", "--quants"], "do not go together"),
+        (["--device", "RTX 4090", "--backend", "metal"], "One of: cuda, vulkan, cpu."),
     ],
 )
 def test_mistakes_are_named(
@@ -238,6 +239,30 @@ def test_mistakes_are_named(
     model = cases.header(tmp_path, n_layer=1, n_embd=256, n_ff=256, n_head=4, n_head_kv=4)
     assert main(["plan", model.source, "--estimate", *typed]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_a_missing_gpu_was_asked_for_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = cases.header(tmp_path, n_layer=2, n_embd=512, n_ff=512, n_head=8, n_head_kv=8)
+    typed = ("plan", model.source, "--estimate", "--backend", "cpu")
+    asked = document(capsys, *typed, "-ngl", "7", "--gpu-memory", "2GiB")
+    sentence = "-ngl 7 and --gpu-memory have no effect: there is no GPU here that llama.cpp could use."
+    assert sentence in asked["reasons"]
+    assert asked["settings"]["n_gpu_layers"] == 7
+    assert not any("no effect" in reason for reason in document(capsys, *typed, "-ngl", "0")["reasons"])
+
+
+def test_a_model_that_llama_cpp_does_not_load_is_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its memory is planned all the same, and the cache of an unknown design called what it is."""
+    model = cases.header(tmp_path, arch="zzz", n_layer=2, n_embd=512, n_ff=512, n_head=8, n_head_kv=8)
+    found = document(capsys, "plan", model.source, "-c", "4096")
+    assert "does not load the model" in found["reasons"][-1]
+    assert "zzz" in found["reasons"][-1]
+    assert found["memory"]["context_source"] == "upper bound"
+    assert found["proof"]["is_loadable"] is False
+    assert main(["plan", model.source, "-c", "4096", "--estimate"]) == 0
+    assert "the cache is an upper bound" in capsys.readouterr().out
 
 
 def test_planning_loads_no_runtime(model_path: Path) -> None:
@@ -251,76 +276,6 @@ def test_planning_loads_no_runtime(model_path: Path) -> None:
     )
     assert done.stderr.strip() == "[]"
     assert json.loads(done.stdout)["fits"] is True
-
-
-# --- starting
-
-
-def big_model(tmp_path: Path) -> Path:
-    """A model of some gigabytes that takes no room: a hole, with its last bytes written."""
-    header = cases.header(tmp_path)
-    path = Path(header.source)
-    with path.open("r+b") as file:
-        file.truncate(header.total_bytes)
-        file.seek(header.total_bytes - 4096)
-        file.write(b"\x5a" * 4096)
-    return path
-
-
-def test_serve_refuses_what_does_not_fit_with_the_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_memory(monkeypatch, 2 * GIB)
-    path = big_model(tmp_path)
-    assert main(["serve", str(path), "--port", "0"]) == 6
-    err = capsys.readouterr().err
-    assert "does not fit: it would take" in err
-    assert "1.75 GiB may be used" in err
-    assert "2.0 GiB free of 16.0 (14.0 used by other programs)" in err
-    assert "--force" in err
-
-
-def test_serve_names_the_nearest_plan_that_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_memory(monkeypatch, 8 * GIB)
-    assert main(["serve", str(big_model(tmp_path)), "--port", "0", "-c", "131072", "-np", "1"]) == 6
-    err = capsys.readouterr().err
-    assert "It fits with -c " in err
-
-
-def test_a_start_keeps_what_was_given_and_plans_the_rest(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from edgeserve.commands.given import read_settings
-    from edgeserve.commands.planned import planned_start
-
-    given = planned_start(read_settings("serve", None, {"n_ctx": "1000", "n_seq_max": "2"}, None), model_path)
-    assert (given.config.n_ctx, given.config.n_seq_max) == (1000, 2)
-    free = planned_start(read_settings("serve", None, {}, None), model_path)
-    assert free.plan is not None
-    assert (free.config.n_ctx, free.config.n_seq_max) == (32768, 4)
-    assert free.config.flash_attn == "off"
-    assert "trained for" in free.notes[0]
-    alone = planned_start(read_settings("chat", None, {}, None), model_path)
-    assert (alone.config.n_ctx, alone.config.n_seq_max, alone.notes) == (8192, 1, ())
-    shared = planned_start(read_settings("serve", None, {"n_ctx_seq": "2048"}, None), model_path)
-    assert (shared.config.n_ctx, shared.config.n_ctx_seq) == (8192, 2048)
-
-    give_memory(monkeypatch, 240 * MIB)
-    tight = planned_start(read_settings("chat", None, {}, None), model_path)
-    assert 4096 <= tight.config.n_ctx < 8192
-    assert "from 8,192 trained for, because of host RAM: 0.2 GiB free of 16.0" in tight.notes[0]
-
-
-def test_force_starts_what_does_not_fit(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeserve.commands.given import read_settings
-    from edgeserve.commands.planned import planned_start
-
-    give_memory(monkeypatch, 32 * MIB)
-    forced = planned_start(read_settings("serve", None, {"n_ctx": "4096", "force": True}, None), model_path)
-    assert forced.config.n_ctx == 4096
-    assert any("--force" in setting.flags for setting in SETTINGS)
 
 
 # --- machines
@@ -348,7 +303,7 @@ def test_models_that_fit_are_listed_without_a_download(capsys: pytest.CaptureFix
 
 
 def test_the_probe_measures_single_steps(model_path: Path) -> None:
-    request = {"want": "speed", "path": str(model_path), "n_threads": 2, "n_gpu_layers": 0}
+    request = {"want": "speed", "path": str(model_path), "n_threads": 1, "n_gpu_layers": 0}
     rows = ask_probe({**request, "flash_attn": ["off"], "budget_s": 0.1}, 120)
     kinds = [(row["kind"], row["num_sequences"]) for row in rows]
     assert kinds == [("decode", 1), ("prefill", 1), ("chunked prefill", 1), ("decode", 1), ("decode", 4)]

@@ -10,7 +10,7 @@ import pytest
 
 from edgeserve.config import EngineConfig, ServerConfig
 from edgeserve.errors import UsageError
-from edgeserve.settings.kinds import format_value
+from edgeserve.settings.kinds import Size, format_value
 from edgeserve.settings.llama_server import ABSENT, ALWAYS_SO
 from edgeserve.settings.sources import COMMANDS, Settings, Typed, gather, table
 from edgeserve.settings.table import SETTINGS, Command, settings_of
@@ -130,6 +130,30 @@ def test_a_word_for_the_default_counts_as_no_value() -> None:
 
 def test_keys_come_from_a_repeated_flag_and_between_commas() -> None:
     assert given(typed={"api_keys": ["a", "b,c"]})["api_keys"] == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes", "spelled"),
+    [
+        ("6GiB", 6 << 30, "6GiB"),
+        ("1.5 gb", 1536 << 20, "1536MiB"),
+        ("8", 8 << 30, "8GiB"),
+        ("100B", 100, "100B"),
+        ("0", 0, "0B"),
+    ],
+)
+def test_a_size_is_read_in_its_unit_and_spelled_exactly(text: str, n_bytes: int, spelled: str) -> None:
+    kind = Size()
+    assert kind.parse(text) == n_bytes
+    assert format_value(n_bytes, kind) == spelled
+    assert kind.parse(spelled) == n_bytes
+    assert given(environ={"LLAMA_ARG_FIT_TARGET": "512"})["margin_bytes"] == 512 << 20
+
+
+@pytest.mark.parametrize("text", ["lots", "-1", "1e3", "6 PiB", "1,5G"])
+def test_what_is_no_size_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        given(typed={"memory_bytes": text})
 
 
 # --- the file ----------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -32,11 +31,9 @@ from edgeserve.planner.plan import Plan, make_plan
 from edgeserve.planner.plan_json import plan_to_json
 from edgeserve.planner.plan_text import plan_lines
 from edgeserve.planner.target import Target, described_target
+from edgeserve.settings.kinds import BadValueError, Size
 from edgeserve.settings.sources import parse
 from edgeserve.settings.table import SETTINGS
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", re.IGNORECASE)
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,7 @@ class Form:
 
 def run(request: Request, form: Form) -> int:
     """Print the plan; 0 also for one that does not fit, which is an answer like any other."""
+    _check_form(form)
     reference = request.reference or read_models_list()[0].name
     goals, fixed = goals_of(request), fixed_of(request)
     header = header_of(reference, offline=request.offline)
@@ -78,6 +76,21 @@ def run(request: Request, form: Form) -> int:
     plan = make_plan(header, target, goals, fixed, dry_run=not form.estimate, extras=_extras(request))
     print(_answer(plan, header, reference, request, form))
     return 0
+
+
+def _check_form(form: Form) -> None:
+    """Raises UsageError when one answer is asked for in two forms."""
+    forms = {
+        "--quants": form.quants,
+        "--table": form.table,
+        "--markdown": form.markdown,
+        "--verify": form.verify,
+    }
+    asked = [flag for flag, is_asked in forms.items() if is_asked]
+    if form.markdown and form.as_json:
+        asked.append("--json")
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} do not go together.", "Ask for one of them at a time.")
 
 
 def _answer(plan: Plan, header: GGUFHeader, reference: str, request: Request, form: Form) -> str:
@@ -163,10 +176,13 @@ def size_bytes(text: str | None, flag: str, bare: str) -> int | None:
     """Bytes of "6GiB", "512M" or a number in the unit `bare`. Raises UsageError that names the flag."""
     if text is None:
         return None
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"{flag}: {text!r} is no size.", "Such as 6GiB or 512MiB.")
-    return int(float(found[1]) * _UNITS[(found[2] or bare).upper()])
+    kind = Size(bare)
+    try:
+        n_bytes = kind.parse(text.strip())
+    except BadValueError as error:
+        raise UsageError(f"{flag}: {text!r} {error}.", kind.allowed) from None
+    assert isinstance(n_bytes, int)
+    return n_bytes
 
 
 def fixed_of(request: Request) -> FixedSettings:

@@ -28,8 +28,7 @@ _CHOSEN = (
     "n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_gpu_layers", "n_cpu_moe", "type_k", "type_v",
     "flash_attn", "swa_full",
 )  # fmt: skip
-# Placements by hand, which a plan does not see through.
-_BY_HAND = ("override_tensor", "devices")
+_NO_DEVICES = ("none",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,9 @@ def planned_start(settings: Settings, path: Path) -> PlannedStart:
     for what cannot be sized, unless `--force` was given.
     """
     given = engine_config(settings, path)
-    if any(settings.is_given(name) for name in _BY_HAND):
-        return PlannedStart(given, ())
+    if flag := _placed_by_hand(settings):
+        note = f"plan       none: {flag} places the model by hand, so nobody has checked that it fits."
+        return PlannedStart(given, (note,))
     force = settings["force"] is True
     try:
         plan = plan_for(settings, path)
@@ -69,13 +69,28 @@ def planned_start(settings: Settings, path: Path) -> PlannedStart:
     return PlannedStart(replace(given, **chosen), start_notes(plan) if is_told else (), plan)
 
 
+def _placed_by_hand(settings: Settings) -> str:
+    """The flag of a placement that a plan does not see through, "" when there is none."""
+    if settings.is_given("override_tensor"):
+        return "-ot"
+    return "-dev" if settings.is_given("devices") and settings["devices"] != _NO_DEVICES else ""
+
+
 def plan_for(settings: Settings, path: Path) -> Plan:
     """The plan behind a start; proven by a dry run only when it would be refused without."""
-    header, fixed = read_header(path), fixed_of(settings)
-    goals = Goals(most_parallel=1) if settings.command == "chat" else Goals()
-    target = with_tuning(here(goals), path)
+    header, fixed, goals = read_header(path), fixed_of(settings), goals_of(settings)
+    backend = "cpu" if settings["devices"] == _NO_DEVICES else ""
+    target = with_tuning(here(goals, backend), path)
     plan = make_plan(header, target, goals, fixed, dry_run=False)
     return plan if plan.fits or plan.best.report.rejected else make_plan(header, target, goals, fixed)
+
+
+def goals_of(settings: Settings) -> Goals:
+    """What a start is planned for: one sequence for a chat, within the limits that were set on memory."""
+    most_parallel = 1 if settings.command == "chat" else Goals().most_parallel
+    names = ("memory_bytes", "gpu_memory_bytes", "margin_bytes")
+    limits: dict[str, Any] = {name: settings[name] for name in names}
+    return Goals(most_parallel=most_parallel, **limits)
 
 
 def with_tuning(target: Target, path: Path) -> Target:

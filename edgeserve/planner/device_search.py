@@ -62,7 +62,7 @@ def _matches(text: str, known: Sequence[DeviceProfile]) -> list[DeviceProfile]:
     vocabulary = frozenset().union(*(words for forms in names.values() for words in forms))
     asked = _words(_without_products(text))
     wanted = asked & vocabulary
-    if not wanted - _WEAK_WORDS or any(re.search(r"\d", word) for word in asked - vocabulary):
+    if not _strong(wanted) or any(re.search(r"\d", word) for word in asked - vocabulary):
         return []
     surplus: dict[str, int] = {}
     for key, forms in names.items():
@@ -71,6 +71,11 @@ def _matches(text: str, known: Sequence[DeviceProfile]) -> list[DeviceProfile]:
             surplus[key] = min(extras) * 2 + _unasked_laptop(key, known, wanted)
     fewest = min(surplus.values(), default=0)
     return [profile for profile in known if surplus.get(profile.key) == fewest]
+
+
+def _strong(words: frozenset[str]) -> frozenset[str]:
+    """Words that name a machine: a maker says little, and a short number alone could be anything's."""
+    return frozenset(word for word in words - _WEAK_WORDS if not (word.isdigit() and len(word) < 3))
 
 
 def _unasked_laptop(key: str, known: Sequence[DeviceProfile], wanted: frozenset[str]) -> int:

@@ -230,7 +230,7 @@ class _Case:
         if not self.hparams.exact:
             notes.append(
                 f"The architecture {self.hparams.name} is unknown here: its cache is sized as full attention"
-                " in every layer, an upper bound for most designs. A dry run gives the real figure."
+                " in every layer, an upper bound for most designs. Only a dry run gives the real figure."
             )
         if not self.hparams.exact and not any(self.hparams.n_head_kv):
             notes.append("The header has no attention keys, so no cache could be sized.")

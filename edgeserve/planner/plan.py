@@ -142,10 +142,20 @@ def make_plan(
         fixed=fixed,
         best=chosen,
         alternatives=_different(options),
-        reasons=reasons_for(search, chosen.choice, chosen.report, chosen.uses, chosen.speed),
+        reasons=(
+            *reasons_for(search, chosen.choice, chosen.report, chosen.uses, chosen.speed),
+            *_unloadable(proof),
+        ),
         proof=proof,
         remedy=remedy,
     )
+
+
+def _unloadable(proof: Proof) -> tuple[str, ...]:
+    """What a start would end with, whatever the memory."""
+    if proof.is_loadable:
+        return ()
+    return (f"This build of llama.cpp does not load the model: {proof.failure.rstrip('.')}.",)
 
 
 def _proven(

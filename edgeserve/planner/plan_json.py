@@ -175,4 +175,5 @@ def _remedy(remedy: Remedy | None) -> Json | None:
         "needed_bytes": remedy.needed_bytes,
         "usable_bytes": remedy.usable_bytes,
         "least_bytes": remedy.least_bytes,
+        "largest_file_bytes": remedy.largest_file_bytes,
     }

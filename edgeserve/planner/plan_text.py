@@ -28,7 +28,9 @@ def plan_lines(plan: Plan, reference: str, ink: Ink, repo: str = "") -> list[str
     lines = [*_head(plan, ink), ""]
     if plan.best.report.rejected is not None:
         return [*lines, *_labelled("refused", plan.reasons, ink), *_remedy(plan, ink)]
-    lines += _labelled("suggested" if plan.fits else "asked", [_flags(plan, plan.best)], ink)
+    # A misfit of settings that nobody asked for is the smallest that a plan tries.
+    label = "suggested" if plan.fits else "asked" if plan.fixed.given() else "smallest"
+    lines += _labelled(label, [_flags(plan, plan.best)], ink)
     lines += ["", *_memory(plan, ink), *_pre("speed", list(_speed(plan.best, ink)), ink)]
     lines += ["", *_labelled("why", plan.reasons, ink)]
     lines += _remedy(plan, ink)
@@ -181,10 +183,7 @@ def remedy_sentences(plan: Plan) -> list[str]:
         )
         sentences.append(f"No single change is enough; this fits: {' '.join(option)}")
     else:
-        sentences.append(
-            f"The least that any settings need in {remedy.pool} is {size(remedy.least_bytes)}, and"
-            f" {size(remedy.usable_bytes)} may be used: take a smaller quantization or a smaller model."
-        )
+        sentences.append(remedy.least_sentence)
     return sentences
 
 
@@ -203,4 +202,7 @@ def proof_text(plan: Plan) -> str:
         return f"figures proven by a dry run of llama.cpp, {plan.proof.seconds:.1f} s"
     if plan.proof.failure:
         return f"scratch memory estimated: no dry run ({plan.proof.failure.rstrip('.')})"
-    return "weights and cache are exact, scratch memory is estimated (--estimate: no dry run)"
+    known = "weights and cache are exact"
+    if plan.best.report.context_source == "upper bound":
+        known = "weights are exact, the cache is an upper bound"
+    return f"{known}, scratch memory is estimated (--estimate: no dry run)"

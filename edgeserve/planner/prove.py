@@ -27,11 +27,13 @@ _WORTH_ROUND = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """How the figures were found. `seconds` is what the dry runs took; `failure` why there was none."""
+    """How the figures were found. `seconds` is what the dry runs took; `failure` why there was none, and
+    `is_loadable` False when that is that llama.cpp refuses the model itself."""
 
     is_dry_run: bool
     seconds: float = 0.0
     failure: str = ""
+    is_loadable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def prove(
     run = run or _runner(sizer)
     start = clock()
     reports: dict[Settings, MemoryReport] = {}
-    current, failure = list(choices), ""
+    current, failure, is_loadable = list(choices), "", True
     for _ in range(_MAX_ROUNDS):
         asked = list(dict.fromkeys(choice.settings for choice in current if choice.settings not in reports))
         if not asked:
@@ -72,6 +74,7 @@ def prove(
         for settings, answer in zip(asked, run(asked), strict=True):
             if isinstance(answer, DryRunFailure):
                 reports[settings], failure = sizer.report(settings), answer.message
+                is_loadable = is_loadable and answer.kind != "not loaded"
             else:
                 reports[settings] = answer
         current = [
@@ -79,7 +82,7 @@ def prove(
         ]
     proven = [_longest_proven(choice, reports, sizer) for choice in current]
     is_dry_run = bool(proven) and proven[0].report.compute_source == "dry-run"
-    return proven, Proof(is_dry_run, clock() - start, failure)
+    return proven, Proof(is_dry_run, clock() - start, failure, is_loadable)
 
 
 def _runner(sizer: Sizer) -> Measure:

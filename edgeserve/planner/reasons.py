@@ -28,11 +28,18 @@ def reasons_for(
         return (f"llama.cpp refuses these settings. {report.rejected}",)
     writer = _Writer(search, choice, report, uses)
     if not choice.fits:
-        return (*writer.misfit(), *writer.context(), *writer.memory(), *report.notes)
+        return (
+            *writer.misfit(),
+            *writer.context(),
+            *writer.without_effect(),
+            *writer.memory(),
+            *report.notes,
+        )
     sentences = [
         *writer.context(),
         *writer.sequences(),
         *writer.placement(),
+        *writer.without_effect(),
         *writer.cache(),
         *writer.window(),
         *writer.attention(),
@@ -171,6 +178,24 @@ class _Writer:
         if missing > 0:
             text += f": with one more, {size(missing)} would be missing"
         yield f"{text}."
+
+    def without_effect(self) -> Iterator[str]:
+        """What was asked of a GPU that is not there."""
+        if self.sizer.target.accelerators:
+            return
+        goals, fixed = self.search.goals, self.fixed
+        asked = [
+            flag
+            for flag, is_asked in (
+                (f"-ngl {fixed.n_gpu_layers}", fixed.n_gpu_layers),
+                ("--gpu-memory", goals.gpu_memory_bytes is not None),
+                ("-ts", fixed.tensor_split),
+            )
+            if is_asked
+        ]
+        if asked:
+            have = "have" if len(asked) > 1 else "has"
+            yield f"{' and '.join(asked)} {have} no effect: there is no GPU here that llama.cpp could use."
 
     def cache(self) -> Iterator[str]:
         if self.settings.type_v in ("f32", "f16", "bf16") or self.fixed.type_v is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from edgeserve.errors import OutOfMemoryError, UsageError
 from edgeserve.planner.plan import Plan
 from edgeserve.planner.plan_config import edgeserve_flags
-from edgeserve.planner.words import size
+from edgeserve.planner.words import count, size
 
 FORCE_FLAG = "--force"
 
@@ -42,7 +42,7 @@ def _words(plan: Plan) -> str:
     layers = ""
     if plan.target.accelerators:
         layers = f", {plan.settings.n_gpu_layers} layers on the GPU"
-    return f"{resolved.n_ctx:,} cells for {plan.settings.n_seq_max} sequence(s){layers}"
+    return f"{resolved.n_ctx:,} cells for {count(plan.settings.n_seq_max, 'sequence')}{layers}"
 
 
 def _ways_out(plan: Plan) -> str:
@@ -59,7 +59,4 @@ def _ways_out(plan: Plan) -> str:
             has_window=plan.model.has_window,
         )
         return f"This fits: {' '.join(flags)}."
-    return (
-        f"The least that any settings need is {size(remedy.least_bytes)}: take a smaller quantization or a"
-        " smaller model."
-    )
+    return remedy.least_sentence

@@ -13,6 +13,7 @@ from edgeserve.planner.goals import FixedSettings
 from edgeserve.planner.search import Choice, Search
 from edgeserve.planner.settings import CELL_STEP, Settings
 from edgeserve.planner.variants import SMALL_N_UBATCH
+from edgeserve.planner.words import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Change:
 class Remedy:
     """`changes`: single changes, the mildest first. `nearest`: what fits with everything left to the plan,
     None when nothing does. `missing_bytes`: what is short in `pool` at the settings asked for; `least_bytes`:
-    the least that any settings need there.
+    the least that any settings need there; `largest_file_bytes`: about how large the model's file may be for
+    the smallest settings to fit, 0 when no file is small enough.
     """
 
     changes: tuple[Change, ...]
@@ -37,6 +39,18 @@ class Remedy:
     needed_bytes: int
     usable_bytes: int
     least_bytes: int
+    largest_file_bytes: int
+
+    @property
+    def least_sentence(self) -> str:
+        """What is to be done when no settings fit."""
+        text = f"The least that any settings need is {size(self.least_bytes)}"
+        if not self.largest_file_bytes:
+            return f"{text}: `edgeserve models fit` lists models that may fit."
+        return (
+            f"{text}. A file of at most about {size(self.largest_file_bytes)} would fit: take a smaller"
+            " quantization or a smaller model (`edgeserve models fit` lists some)."
+        )
 
 
 def remedy_for(search: Search, choice: Choice) -> Remedy:
@@ -47,6 +61,8 @@ def remedy_for(search: Search, choice: Choice) -> Remedy:
     freed = Search(sizer, search.speeds, replace(search.goals, min_ctx=0, parallel=0), FixedSettings())
     nearest = freed.best()
     least = _least_bytes(freed, worst.pool.name)
+    # The rest of a need does not depend on how the weights are quantized.
+    largest_file = sizer.model.header.total_bytes - max(0, least - worst.pool.usable_bytes)
     return Remedy(
         changes=tuple(_changes(search, choice)),
         nearest=nearest if nearest.fits else None,
@@ -55,6 +71,7 @@ def remedy_for(search: Search, choice: Choice) -> Remedy:
         needed_bytes=worst.high_bytes,
         usable_bytes=worst.pool.usable_bytes,
         least_bytes=least,
+        largest_file_bytes=max(0, largest_file),
     )
 
 

@@ -233,7 +233,7 @@ def host_limit(memory: MemoryBudget) -> str:
 
 def _known_backend(profile: DeviceProfile, backend: str) -> str:
     if backend and backend not in (*profile.backends, "cpu"):
-        known = ", ".join((*profile.backends, "cpu"))
+        known = ", ".join(dict.fromkeys((*profile.backends, "cpu")))
         raise UsageError(f"{profile.name} has no backend {backend}.", f"One of: {known}.")
     return backend or (profile.backends[0] if profile.backends else "cpu")
 

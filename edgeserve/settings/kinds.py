@@ -6,6 +6,7 @@ Owns what is possible for each kind, and the words for it. Knows nothing of part
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -179,7 +180,29 @@ class Pairs:
         return f"{self.metavar}, several between commas."
 
 
-Kind: TypeAlias = WholeNumber | Number | Switch | Choice | AnyText | TextList | Shares | Pairs
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?|(B))?", re.IGNORECASE)
+_SIZE_UNITS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An amount of memory, in bytes. `bare` is the unit of a number without one: K, M, G or T."""
+
+    bare: str = "G"
+    metavar: str = "SIZE"
+
+    def parse(self, text: str) -> Value:
+        found = _SIZE.fullmatch(text)
+        if found is None:
+            raise BadValueError("is no size")
+        return int(float(found[1]) * _SIZE_UNITS[(found[2] or found[3] or self.bare).upper()])
+
+    @property
+    def allowed(self) -> str:
+        return f"Such as 6GiB or 512MiB; a bare number is {self.bare}iB."
+
+
+Kind: TypeAlias = WholeNumber | Number | Switch | Choice | AnyText | TextList | Shares | Pairs | Size
 
 
 def _range(low: float, high: float, unbounded: float) -> str:
@@ -192,8 +215,18 @@ def format_value(value: Value, kind: Kind | None = None) -> str:
         return ""
     if isinstance(kind, WholeNumber) and (word := kind.word_for(value)):
         return word
+    if isinstance(kind, Size) and isinstance(value, int):
+        return _size_words(value)
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
         return ",".join("=".join(item) if isinstance(item, tuple) else format_value(item) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _size_words(n_bytes: int) -> str:
+    """In the largest unit that says it exactly."""
+    for unit in ("T", "G", "M", "K"):
+        if n_bytes and n_bytes % _SIZE_UNITS[unit] == 0:
+            return f"{n_bytes // _SIZE_UNITS[unit]}{unit}iB"
+    return f"{n_bytes}B"

@@ -18,6 +18,7 @@ from edgeserve.settings.kinds import (
     Number,
     Pairs,
     Shares,
+    Size,
     Switch,
     TextList,
     WholeNumber,
@@ -184,6 +185,18 @@ SETTINGS: tuple[Setting, ...] = (
         "engine", "use_extra_bufts", ("--repack",), Switch(),
         "rearrange weights for this CPU while loading",
         PLACEMENT, off_flags=("-nr", "--no-repack"), llama_env=("LLAMA_ARG_REPACK",),
+    ),
+    Setting(
+        "run", "memory_bytes", ("--memory",), Size(),
+        "use at most this much RAM, such as 6GiB: what does not fit is refused", PLACEMENT,
+    ),
+    Setting(
+        "run", "gpu_memory_bytes", ("--gpu-memory",), Size(), "use at most this much of each GPU", PLACEMENT,
+    ),
+    Setting(
+        "run", "margin_bytes", ("-fitt", "--fit-target"), Size("M"),
+        "leave this much of each memory free, in place of the usual margin; a bare number is MiB",
+        PLACEMENT, llama_env=("LLAMA_ARG_FIT_TARGET",),
     ),
     Setting(
         "run", "force", ("--force",), Switch(), "start a model although it does not fit, by its plan",

@@ -101,7 +101,7 @@ def test_unknown_names_get_near_ones(profiles: tuple[DeviceProfile, ...]) -> Non
     assert "NVIDIA RTX 4060" in error.value.hint
 
 
-@pytest.mark.parametrize("text", ["laptop", "MacBook Air M17", "qwerty", "", "16 GB"])
+@pytest.mark.parametrize("text", ["laptop", "MacBook Air M17", "qwerty", "", "16 GB", "Commodore 64"])
 def test_names_that_say_nothing_match_nothing(profiles: tuple[DeviceProfile, ...], text: str) -> None:
     with pytest.raises(UsageError):
         find_profile(text, profiles)
