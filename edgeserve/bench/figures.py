@@ -48,6 +48,7 @@ class Run:
     rate_per_s: float | None = None
     is_cold_meant: bool = True
     client_cpu_share: float | None = None
+    energy_j: float | None = None  # of the whole machine, where it counts it
     server_tokens: float | None = None  # the server's own counter of generated tokens, over this run
     is_cut_short: bool = False  # ended early because the objective was out of reach
 
@@ -226,7 +227,14 @@ def _quality(run: Run, measured: Sequence[Record]) -> Figures:
         "little_gap": law.relative_gap if law else None,
         "cached_share": cached / prompt if prompt else None,
         "client_cpu_share": run.client_cpu_share,
+        "energy_per_token_j": _energy_per_token_j(run),
     }
+
+
+def _energy_per_token_j(run: Run) -> float | None:
+    """The run's energy by its output tokens: prompts are a part of what an answer costs."""
+    num_tokens = sum(timeline.num_tokens for timeline in timelines(run.records))
+    return run.energy_j / num_tokens if run.energy_j is not None and num_tokens else None
 
 
 def _unmeant_cached_share(run: Run) -> float:

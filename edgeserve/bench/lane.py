@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 from edgeserve.bench.figures import Run
 from edgeserve.bench.options import BenchOptions
@@ -40,6 +41,11 @@ class Lane:
     n_ctx: int | None = None
     salt: str = field(default_factory=lambda: secrets.token_hex(4))
     runner: Runner | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server runs on this machine, as far as its address tells."""
+        return urlsplit(self.client.root).hostname in ("localhost", "127.0.0.1", "::1")
 
     @property
     def params(self) -> dict[str, object]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from edgeserve.bench import environment
+from edgeserve.bench.energy import joules_between, read_counters
 from edgeserve.bench.figures import Run, RunFigures
 from edgeserve.bench.kinds import figures_of
 from edgeserve.bench.lane import Lane, Progress, Stopwatch, clipped
@@ -165,6 +166,7 @@ class Session:
             await lane.start("priming").send(Request(-1, maker.messages(prime), 1))
         counted_before = await lane.server_tokens()
         lane.runner = None
+        energy_before = read_counters() if lane.is_local else {}
         watch = Stopwatch()
         try:
             await case.send(lane, maker)
@@ -172,9 +174,10 @@ class Session:
             self._keep(case, lane, repeat, watch.cpu_share, None, is_cut=True)
             raise
         cpu_share = watch.cpu_share
+        energy_j = joules_between(energy_before, read_counters()) if lane.is_local else None
         counted = await lane.server_tokens()
         new = counted - counted_before if counted is not None and counted_before is not None else None
-        self._keep(case, lane, repeat, cpu_share, new)
+        self._keep(case, lane, repeat, cpu_share, new, energy_j)
 
     def _keep(
         self,
@@ -183,6 +186,7 @@ class Session:
         repeat: int,
         cpu_share: float | None,
         server_tokens: float | None,
+        energy_j: float | None = None,
         is_cut: bool = False,
     ) -> None:
         records = tuple(lane.runner.records) if lane.runner else ()
@@ -200,6 +204,7 @@ class Session:
             is_cold_meant=case.is_cold_meant and not self.options.shared_prefix_tokens,
             client_cpu_share=cpu_share,
             server_tokens=None if any(record.usage is None for record in records) else server_tokens,
+            energy_j=energy_j,
             is_cut_short=lane.runner.is_cut_short,
         )
         run = clipped(run, lane.runner.now_s()) if is_cut else run

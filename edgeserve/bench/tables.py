@@ -44,6 +44,10 @@ def token_rate(value: float) -> str:
     return f"{significant(value)} tok/s"
 
 
+def joules(value: float) -> str:
+    return f"{significant(value)} J"
+
+
 @dataclass(frozen=True)
 class Column:
     title: str
@@ -70,6 +74,9 @@ _GOODPUT = (
     Column("within objective", "attainment", share),
     Column("goodput", "goodput_per_s", per_second),
 )
+
+_ENERGY = Column("energy per token", "energy_per_token_j", joules)
+"""Shown where the machine counts it."""
 
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "decode": (_OUTPUT, _TPOT, *_GAPS, _TTFT[0]),
@@ -130,10 +137,11 @@ def case_tables(result: BenchResult) -> list[Table]:
 
 
 def _kind_table(result: BenchResult, kind: str) -> Table:
-    columns = COLUMNS[kind]
     cases = sorted(
         (case for case in result.cases if case.kind == kind), key=lambda case: case.rate_per_s or 0.0
     )
+    has_energy = any(_ENERGY.figure in case.spreads for case in cases)
+    columns = (*COLUMNS[kind], *((_ENERGY,) if has_energy else ()))
     has_two = len(result.servers) > 1
     rows: list[Cells] = []
     for label in dict.fromkeys(case.label for case in cases):

@@ -222,6 +222,15 @@ def test_two_servers_have_a_row_each_and_their_ratio() -> None:
     assert "2.00×" in row
 
 
+def test_energy_is_a_column_only_where_it_was_counted() -> None:
+    answered = (record(0, stamps_s=[0.5, 0.6, 0.7, 0.8]),)
+    run = Run("case", "closed", "closed loop", "A", 0, (0.0, 9.0), answered, energy_j=6.0)
+    text = report.text_report(result_of(run))
+    assert "energy per token" in text
+    assert "1.50 J" in text, "6 joules for 4 tokens"
+    assert "energy" not in report.text_report(result_of(replace(run, energy_j=None)))
+
+
 def test_a_comparison_is_printed_with_its_verdict(load_result: BenchResult) -> None:
     document = json.loads(json.dumps(report.summary_json(load_result)))
     text = report.comparison_text(compare.compare(document, document))
