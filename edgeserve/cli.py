@@ -156,19 +156,24 @@ def tui(
     api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Its key.")] = None,
     no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
     screen: Annotated[
-        str, typer.Option("--screen", metavar="NAME", help="Which screen to write.")
+        str, typer.Option("--screen", metavar="NAME", help="The first screen, or the one to write.")
     ] = "monitor",
+    theme: Annotated[str, typer.Option("--theme", metavar="NAME", help="dark, light or contrast.")] = "dark",
     screenshot: Annotated[
         Path | None, typer.Option("--screenshot", metavar="FILE", help="Write the screen as SVG, and leave.")
     ] = None,
     size: Annotated[
         str, typer.Option("--size", metavar="COLUMNSxROWS", help="Size of the screenshot.")
     ] = "100x30",
+    wait_s: Annotated[
+        float, typer.Option("--wait", metavar="S", help="Watch this long before the screenshot.")
+    ] = 3.0,
 ) -> int:
     """Watch a server: requests, speeds, memory; chat and measure."""
     from edgeserve.commands import tui as command
 
-    return command.run(url, api_key, no_mouse=no_mouse, screen=screen, screenshot=screenshot, size=size)
+    picture = (screenshot, size, wait_s) if screenshot is not None else None
+    return command.run(url, api_key, no_mouse=no_mouse, screen=screen, theme=theme, picture=picture)
 
 
 @bench_app.command("run", cls=SettingsCommand)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from tui.help_texts import help_sections
 from tui.launcher import Launcher, free_port
 from tui.messages import FeedChanged, StartServer
 from tui.monitor_screen import MonitorScreen
-from tui.themes import DEFAULT_THEME, themes, variable_defaults
+from tui.themes import full_name, themes, variable_defaults
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 TICK_S = 0.33
@@ -73,26 +74,28 @@ class EdgeserveApp(App[None]):
         Binding("f2", "switch_mode('plan')", "plan", priority=True),
         Binding("f3", "switch_mode('chat')", "chat", priority=True),
         Binding("f4", "switch_mode('bench')", "bench", priority=True),
-        Binding("question_mark", "help", "help", key_display="?"),
-        # Where a question mark is typed into a message.
-        Binding("f5", "help", "help", show=False, priority=True),
+        # The sign wherever it is not typed into a field; the key everywhere.
+        Binding("f5", "help", "help", priority=True),
+        Binding("question_mark", "help", "help", show=False),
         Binding("ctrl+t", "next_theme", "Theme", show=False),
         Binding("f8", "toggle_mouse", "Mouse", show=False, priority=True),
         Binding("q", "quit", "quit"),
     ]
 
-    def __init__(self, feed: Feed, *, has_mouse: bool = True, mode: str = "monitor") -> None:
+    def __init__(
+        self, feed: Feed, *, has_mouse: bool = True, mode: str = "monitor", theme: str = "dark"
+    ) -> None:
         super().__init__()
         self.feed = feed
         self.first_mode = mode
         self.has_mouse = has_mouse
         self.launcher = Launcher()
-        feed.child_lines = self.launcher.lines
+        feed.launcher = self.launcher
         self._shown_version = -1
         self._still_ticks = 0
-        for theme in themes():
-            self.register_theme(theme)
-        self.theme = DEFAULT_THEME
+        for known in themes():
+            self.register_theme(known)
+        self.theme = full_name(theme)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return variable_defaults(is_dark=self.current_theme.dark)
@@ -133,6 +136,10 @@ class EdgeserveApp(App[None]):
 
     # --- keys
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The footer has no room for the key of the screen that one is on."""
+        return not (action == "switch_mode" and parameters == (self.current_mode,))
+
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the command palette offers beside Textual's own."""
         yield from super().get_system_commands(screen)
@@ -158,19 +165,29 @@ class EdgeserveApp(App[None]):
         self.notify("Mouse on." if self.has_mouse else "Mouse off: the terminal selects text.", timeout=3)
 
 
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An SVG of one screen, `size` in columns and rows, taken after `wait_s` of watching."""
+
+    path: Path
+    size: tuple[int, int] = (100, 30)
+    wait_s: float = 3.0
+
+
 class _Photographer(EdgeserveApp):
     """Draws one screen without a terminal and writes it down."""
 
-    def __init__(self, feed: Feed, path: Path, mode: str, wait_s: float) -> None:
-        super().__init__(feed, mode=mode)
-        self._path, self._wait_s = path, wait_s
+    def __init__(self, feed: Feed, picture: Picture, mode: str, theme: str) -> None:
+        super().__init__(feed, mode=mode, theme=theme)
+        self._picture = picture
 
     async def on_mount(self) -> None:
         self.run_worker(self._take())
 
     async def _take(self) -> None:
-        await asyncio.sleep(self._wait_s)
-        self.save_screenshot(filename=self._path.name, path=str(self._path.parent))
+        await asyncio.sleep(self._picture.wait_s)
+        path = self._picture.path
+        self.save_screenshot(filename=path.name, path=str(path.parent))
         self.exit()
 
 
@@ -179,19 +196,17 @@ def run(
     api_key: str | None = None,
     *,
     no_mouse: bool = False,
-    screenshot: Path | None = None,
+    picture: Picture | None = None,
     mode: str = "monitor",
-    size: tuple[int, int] = (100, 30),
-    wait_s: float = 3.0,
+    theme: str = "dark",
 ) -> None:
     """Show the application until somebody leaves it.
 
-    `url` None looks at 127.0.0.1:8080; `mode` is the first screen. With `screenshot` nothing is shown: after
-    `wait_s` that screen, `size` in columns and rows, is written as SVG. Raises UsageError for an address that
-    is none.
+    `url` None looks at 127.0.0.1:8080; `mode` is the first screen, `theme` one of `THEME_NAMES`. With
+    `picture` nothing is shown and that screen is written. Raises UsageError for an address that is none.
     """
     feed = Feed(url or DEFAULT_URL, api_key)
-    if screenshot is not None:
-        _Photographer(feed, screenshot, mode, wait_s).run(headless=True, size=size)
+    if picture is not None:
+        _Photographer(feed, picture, mode, theme).run(headless=True, size=picture.size)
         return
-    EdgeserveApp(feed, has_mouse=not no_mouse, mode=mode).run(mouse=not no_mouse)
+    EdgeserveApp(feed, has_mouse=not no_mouse, mode=mode, theme=theme).run(mouse=not no_mouse)

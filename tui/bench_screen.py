@@ -28,7 +28,6 @@ from tui.feed_screen import FeedScreen
 from tui.lines import TwoEndedLine
 from tui.messages import FeedChanged
 from tui.speed_charts import show_speeds
-from tui.status_texts import link_parts, server_parts
 
 NARROW_COLUMNS = 110
 
@@ -66,7 +65,7 @@ class BenchScreen(FeedScreen):
         Binding("ctrl+r", "run", "run", priority=True),
         Binding("escape", "stop", "stop"),
         Binding("x", "compare", "compare"),
-        Binding("y", "copy_command", "copy command"),
+        Binding("y", "copy_command", "copy"),
     ]
 
     def __init__(self, store: BenchStore | None = None) -> None:
@@ -100,7 +99,7 @@ class BenchScreen(FeedScreen):
                 with VerticalScroll(id="report", classes="panel"):
                     yield Static(id="text", markup=False)
         yield TwoEndedLine(id="progress")
-        yield Footer(show_command_palette=False)
+        yield Footer(show_command_palette=False, compact=True)
 
     async def on_mount(self) -> None:
         self.query_one("#form").border_title = "benchmark"
@@ -108,7 +107,7 @@ class BenchScreen(FeedScreen):
         self.query_one("#runs").border_subtitle = "Enter shows, x compares"
         self.query_one("#report").border_title = "report"
         self._list_runs()
-        self._show_text("Ctrl+R runs the scenario against the server above.\nF1 shows the server meanwhile.")
+        self._show_text("Ctrl+R runs it against the server above.\nF1 shows the server meanwhile.")
         self.show()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -121,12 +120,10 @@ class BenchScreen(FeedScreen):
         """What the feed knows: who is measured, and its speeds while a benchmark runs."""
         if not self.is_drawn:
             return
-        feed = self.feed
-        top = self.query_one("#top", TwoEndedLine)
-        top.show(server_parts(feed.facts, feed.url), link_parts(feed, feed.now()))
+        self.show_top()
         if self.is_measuring:
             show_speeds(
-                feed, self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart), 1.0
+                self.feed, self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart), 1.0
             )
 
     # --- the form
@@ -158,6 +155,12 @@ class BenchScreen(FeedScreen):
             field.tooltip = hints[name].about if name in hints else None
             rows.append(Horizontal(Label(name.replace("_", " ")), field, classes="row"))
         await fields.mount_all(rows)
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        """What the field is for, without a mouse to ask with."""
+        about = event.widget.tooltip
+        if not self.is_measuring:
+            self.query_one("#progress", TwoEndedLine).show([(str(about), "quiet")] if about else [])
 
     # --- running
 

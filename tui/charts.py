@@ -113,7 +113,7 @@ class TimeChart(_Chart):
             if is_target_row and character in " █":
                 cells.append(("╌", on_bar if character == "█" else target))
             else:
-                cells.append((character, bar))
+                cells.append((character, _solid(bar) if character == "█" else bar))
         return cells
 
     def _target_row(self, num_rows: int) -> int | None:
@@ -136,6 +136,11 @@ class TimeChart(_Chart):
             line[start : start + len(text)] = text
         line[width - 3 :] = "now"
         return "".join(line[:width])
+
+
+def _solid(style: Style) -> Style:
+    """For a full cell: fonts whose block is lower than the line would leave stripes."""
+    return Style(color=style.color, bgcolor=style.color)
 
 
 def _age_text(seconds: float) -> str:
@@ -202,7 +207,7 @@ class StepTimeline(_Chart):
         style = self.style_of("decode" if split > 0 else "prefill")
         if empty[0] != " " and character == "█":
             return empty[0], Style(color=empty[1].color, bgcolor=style.color)
-        return character, style
+        return character, _solid(style) if character == "█" else style
 
     def _decode_eighths(self, step: Step, num_rows: int) -> int:
         """Height of the lower, decode part; an eighth at least where there is one."""

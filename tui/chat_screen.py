@@ -27,7 +27,6 @@ from tui.chat_widgets import AnswerView, Composer, LiveMeter, Said
 from tui.feed_screen import FeedScreen
 from tui.lines import TwoEndedLine
 from tui.messages import FeedChanged
-from tui.status_texts import link_parts, server_parts
 
 REPAINT_S = 0.125
 MAX_SHOWN_TURNS = 30
@@ -73,7 +72,7 @@ class ChatScreen(FeedScreen):
         yield VerticalScroll(id="transcript")
         yield LiveMeter(id="meter")
         yield Composer()
-        yield Footer(show_command_palette=False)
+        yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
         self.transcript.anchor()
@@ -106,10 +105,7 @@ class ChatScreen(FeedScreen):
         """The lines above and below what was said."""
         if not self.is_drawn:
             return
-        feed = self.feed
-        self.query_one("#top", TwoEndedLine).show(
-            server_parts(feed.facts, feed.url), link_parts(feed, feed.now())
-        )
+        self.show_top()
         if not self.is_answering:
             self.query_one(LiveMeter).show_idle(self._settings_text(), self._context_text())
 
@@ -174,7 +170,9 @@ class ChatScreen(FeedScreen):
         answer = self._talk.answer if self._talk else None
         if answer is None or self._view is None or not self.is_answering:
             return
-        self.query_one(LiveMeter).show_answer(answer, time.perf_counter())
+        snapshot = self.feed.latest
+        num_waiting = (snapshot.num_waiting or 0) if snapshot is not None else 0
+        self.query_one(LiveMeter).show_answer(answer, time.perf_counter(), num_waiting)
         await self._view.grow(answer)
 
     def _keep(self) -> None:

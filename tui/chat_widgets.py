@@ -6,14 +6,14 @@ that stands. Know nothing of servers or sessions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Collapsible, Markdown, Static, TextArea
@@ -29,6 +29,7 @@ from tui.strips import EIGHTHS
 MAX_SHOWN_LINES = 40
 _SPARK_COLUMNS = 24
 _BAR_COLUMNS = 20
+_GAP = "   "
 
 
 class Said(Static):
@@ -94,25 +95,56 @@ class AnswerView(Vertical):
         if self._stream is not None:
             await self._stream.stop()
             self._stream = None
-        (line,) = figures_lines(figures_of(answer), n_ctx, Ink(False), 1 << 20, *notes) or [""]
-        self.figures_text = line
-        await self.mount(Static(coloured(line), classes="figures"))
+        # No columns: each figure by itself.
+        parts = figures_lines(figures_of(answer), n_ctx, Ink(False), 0, *notes)
+        self.figures_text = _GAP.join(parts)
+        await self.mount(FiguresLine(parts))
 
     async def fail(self, message: str) -> None:
         """What went wrong, in place of figures."""
         await self.mount(Static(Text(printable(message)), classes="error"))
 
 
-def coloured(line: str) -> str:
-    """The line of figures with its colours, as markup: each figure by the word it begins with."""
-    parts = []
-    for part in line.split("   "):
-        word = part.split(" ", 1)[0]
-        part = part.replace("[", "\\[")
-        if word in ("prefill", "decode", "stalled"):
-            part = f"[${word}]{part}[/]"
-        parts.append(part.replace(" ", "\u00a0"))  # a figure is not broken at a line's end
-    return "   ".join(parts)
+class FiguresLine(Static):
+    """The quiet line under an answer: coloured figures, never broken within one."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        super().__init__("", classes="figures")
+        self._parts = parts
+        self._columns = -1
+
+    def on_mount(self) -> None:
+        self._arrange(1 << 20)
+
+    def on_resize(self) -> None:
+        self._arrange(self.content_size.width)
+
+    def _arrange(self, columns: int) -> None:
+        if columns != self._columns:
+            self._columns = columns
+            self.update("\n".join(arranged(self._parts, columns)))
+
+
+def arranged(parts: Sequence[str], columns: int) -> list[str]:
+    """Figures as lines of markup, as many on each as `columns` hold."""
+    lines: list[str] = []
+    room = 0
+    for part in parts:
+        needed = cell_len(_GAP + part)
+        if lines and needed <= room:
+            lines[-1] += _GAP + _coloured(part)
+            room -= needed
+        else:
+            lines.append(_coloured(part))
+            room = columns - cell_len(part)
+    return lines
+
+
+def _coloured(part: str) -> str:
+    """A figure's colour is told by the word it begins with."""
+    word = part.split(" ", 1)[0]
+    part = part.replace("[", "\\[")
+    return f"[${word}]{part}[/]" if word in ("prefill", "decode", "stalled") else part
 
 
 class Composer(TextArea):
@@ -129,10 +161,7 @@ class Composer(TextArea):
         & .text-area--placeholder { color: $quiet; }
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "send", priority=True),
-        Binding("shift+enter,alt+enter,ctrl+j", "new_line", "new line", show=False, priority=True),
-    ]
+    _NEW_LINE = frozenset(("shift+enter", "alt+enter", "ctrl+j"))
 
     @dataclass
     class Sent(Message):
@@ -146,18 +175,24 @@ class Composer(TextArea):
         )
         self.placeholder = "Write a message. Enter sends, Ctrl+J begins a new line."
 
-    def action_send(self) -> None:
-        if self.text.strip():
-            self.post_message(self.Sent(self.text))
-
-    def action_new_line(self) -> None:
-        self.insert("\n")
-
     async def _on_key(self, event: events.Key) -> None:
         # Without this the area would take Escape for itself, and nothing could be stopped from here.
         if event.key == "escape":
             return
+        # Here and not as bindings: those overtake letters that were typed before and still queue.
+        if event.key == "enter" or event.key in self._NEW_LINE:
+            event.stop()
+            event.prevent_default()
+            if event.key == "enter":
+                self._send()
+            else:
+                self.insert("\n")
+            return
         await super()._on_key(event)
+
+    def _send(self) -> None:
+        if self.text.strip():
+            self.post_message(self.Sent(self.text))
 
 
 class LiveMeter(TwoEndedLine):
@@ -166,8 +201,8 @@ class LiveMeter(TwoEndedLine):
     def show_idle(self, text: str, right: str) -> None:
         self.show([(text, "quiet")], [(right, "quiet")])
 
-    def show_answer(self, answer: Answer, now_s: float) -> None:
-        """`now_s` is on the client's own clock."""
+    def show_answer(self, answer: Answer, now_s: float, num_waiting: int = 0) -> None:
+        """`now_s` is on the client's own clock; `num_waiting` requests are in the server's queue."""
         if answer.stamps_s:
             self.show(_decode_parts(answer), [("Esc stops", "quiet")])
         elif answer.progress is not None and answer.progress.total:
@@ -176,8 +211,9 @@ class LiveMeter(TwoEndedLine):
             text = progress_text(progress, now_s - answer.progress_at_s)
             self.show([(bar, "prefill"), (f"  {text}", "prefill")], [("Esc stops", "quiet")])
         else:
-            waited = f"waiting for the first token, {now_s - answer.sent_s:.0f} s"
-            self.show([("prefill  ", "prefill"), (waited, "quiet")], [("Esc stops", "quiet")])
+            text = f"for the first token, {now_s - answer.sent_s:.0f} s"
+            queue = f"   {num_waiting:,} in the server's queue" if num_waiting else ""
+            self.show([("waiting  ", "plain"), (text + queue, "quiet")], [("Esc stops", "quiet")])
 
 
 def _bar(cached: float, ready: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
@@ -14,6 +15,7 @@ from textual.widgets import Static
 
 from edgeserve.ink import printable
 
+_MAX_COLUMNS = 104
 _CSS = """
 %s {
     align: center middle;
@@ -72,6 +74,10 @@ class Figures(ModalScreen[None]):
         with VerticalScroll(classes="box") as box:
             box.border_title, box.border_subtitle = self._title, "Esc closes"
             yield Static(self.text)
+
+    def on_resize(self, event: events.Resize) -> None:
+        # Sentences are hard to read over a whole wide screen.
+        self.query_one(".box").styles.max_width = min(_MAX_COLUMNS, event.size.width * 9 // 10)
 
     @property
     def text(self) -> Text:

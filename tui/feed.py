@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import aclosing
 
 from edgeserve.client import Client, server_root
 from edgeserve.errors import EdgeserveError
 from tui.history import History
+from tui.launcher import Launcher
 from tui.server_memory import PlannedMemory, ProcessMemory, find_process, planned_memory, process_memory
 from tui.snapshot import Link, LinkState, ServerFacts, Snapshot
 from tui.source import watch
@@ -27,8 +27,8 @@ class Feed:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         """Raises UsageError when `url` is no address."""
         self.version = 0
-        self.child_lines: Sequence[str] = ()
-        """What a server started from here has said so far."""
+        self.launcher: Launcher | None = None
+        """Of the server that was started from here, if any."""
         self.turn_to(url, api_key)
 
     def turn_to(self, url: str, api_key: str | None = None) -> None:
@@ -52,6 +52,11 @@ class Feed:
     @property
     def is_live(self) -> bool:
         return self.link.state is LinkState.LIVE
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a server was started from here and has not answered yet."""
+        return self.latest is None and self.launcher is not None and self.launcher.is_alive
 
     def now(self) -> float:
         """The observer's clock."""

@@ -6,7 +6,7 @@ from tui.dialogs import Figures
 
 _EVERYWHERE = [
     ("F1 F2 F3 F4", "monitor, plan, chat, bench"),
-    ("?, F5", "this help"),
+    ("F5, ?", "this help; ? where no text is typed"),
     ("Ctrl+P", "commands by name"),
     ("Ctrl+T", "theme: dark, light, high contrast"),
     ("F8", "mouse off or on (--no-mouse); off, the terminal selects"),
@@ -22,6 +22,7 @@ _KEYS = {
         ("s", "start a server, when none answers"),
     ],
     "plan": [
+        ("Up Down", "in a field: twice or half the context, one more or less, the next choice"),
         ("Ctrl+O", "models by name and on this machine"),
         ("Ctrl+D", "devices"),
         ("Ctrl+Y", "copy the command"),

@@ -29,6 +29,11 @@ class Launcher:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a child that has ended; None while one runs, and before there was one."""
+        return None if self._process is None else self._process.returncode
+
     async def start(self, arguments: Sequence[str], port: int) -> str:
         """Start `edgeserve serve ARGUMENTS` on the loopback; the address it will answer at. An earlier child
         is ended first."""

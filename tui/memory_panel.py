@@ -96,7 +96,7 @@ class MemoryPanel(Widget):
         text = f"{cells.used:,} of {cells.total:,}"
         lines = [self._bar("cells", parts, text, f"▒ {cached:,} reusable" if cells.cached else "")]
         if self.size.height > 3 and cells.cached:
-            lines.append(self._text("", f"▒ {cached:,} reusable, of idle prefixes"))
+            lines.append(self._text("", f"▒ {cached:,} reusable (idle)"))
         return lines
 
     def _planned_lines(self, planned: PlannedMemory) -> list[_Line]:

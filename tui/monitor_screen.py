@@ -29,7 +29,7 @@ from tui.messages import FeedChanged, StartServer
 from tui.request_list import RequestList, Row
 from tui.snapshot import LinkState, SequenceView, ServerKind, Status
 from tui.speed_charts import show_speeds, target_ms
-from tui.status_texts import absent_text, link_parts, request_figures, server_parts
+from tui.status_texts import absent_text, request_figures
 
 COLUMN_CHOICES_S = (1.0, 2.0, 5.0, 10.0, 0.5)
 NARROW_COLUMNS, SHORT_ROWS = 110, 30
@@ -57,7 +57,8 @@ class MonitorScreen(FeedScreen):
         & #lower { height: 2fr; min-height: 6; layout: horizontal; }
         & #requests { width: 1fr; }
         & #memory { width: 40; }
-        & #absent { display: none; height: 1fr; content-align: center middle; text-align: center; }
+        & #absent { display: none; height: 1fr; align: center middle; }
+        & #absent Static { width: auto; max-width: 100%; }
         &.-absent #body { display: none; }
         &.-absent #absent { display: block; }
         &.-narrow #lower { layout: vertical; }
@@ -70,6 +71,7 @@ class MonitorScreen(FeedScreen):
         &.-narrow.-short #charts { height: 6; }
         &.-narrow.-short #memory { height: 2; border: none; }
         &.-short #lower { height: 1fr; }
+        &.-short #remedy { display: none; }
         &.-lost #charts, &.-lost #steps, &.-lost #lower { opacity: 50%; }
     }
     """
@@ -96,9 +98,11 @@ class MonitorScreen(FeedScreen):
             with Container(id="lower"):
                 yield RequestList(id="requests", classes="panel")
                 yield MemoryPanel(id="memory", classes="panel")
-        yield Static(id="absent", markup=False)
+        with Container(id="absent"):
+            yield Static(markup=False)
         yield TwoEndedLine(id="finding")
-        yield Footer(show_command_palette=False)
+        yield TwoEndedLine(id="remedy")
+        yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
         self.query_one("#requests").border_title = "requests"
@@ -124,15 +128,14 @@ class MonitorScreen(FeedScreen):
         if not self.is_drawn:
             return
         feed = self.feed
-        self.query_one("#top", TwoEndedLine).show(
-            [*server_parts(feed.facts, feed.url)], link_parts(feed, feed.now())
-        )
+        self.show_top()
         is_absent = feed.latest is None
         self.set_class(is_absent, "-absent")
         self.set_class(not is_absent and feed.link.state is LinkState.LOST, "-lost")
         if is_absent:
-            self.query_one("#absent", Static).update(absent_text(feed))
+            self.query_one("#absent Static", Static).update(absent_text(feed))
             self.query_one("#finding", TwoEndedLine).show([])
+            self.query_one("#remedy", TwoEndedLine).show([])
             return
         if with_charts:
             self._charts_at_s = feed.now()
@@ -195,17 +198,20 @@ class MonitorScreen(FeedScreen):
 
     def _show_finding(self) -> None:
         self.findings = findings(self.feed.facts, self.feed.history, self.feed.now())
-        line = self.query_one("#finding", TwoEndedLine)
+        line, remedy = self.query_one("#finding", TwoEndedLine), self.query_one("#remedy", TwoEndedLine)
         if not self.findings:
+            remedy.show([])
             unknown = self.feed.facts.unknown if self.feed.facts else ()
             text = f"{len(unknown)} things this server does not tell" if unknown else "nothing stands out"
             line.show([(text, "quiet")], [("[e]", "quiet")] if unknown else [])
             return
         first, *others = self.findings
         label = ("finding", "stalled") if first.level == "problem" else ("note", "quiet")
-        more = f"  +{len(others)} more" if others else ""
-        said = [label, (f"  {first.sentence}", "plain"), (f"  {first.remedy}", "quiet")]
-        line.show(said, [(f"{more}  [e] evidence", "quiet")])
+        more = f"+{len(others)} more  [e] evidence" if others else "[e] evidence"
+        if self.size.width < NARROW_COLUMNS:
+            more = f"+{len(others)} [e]" if others else "[e]"
+        line.show([label, (f"  {first.sentence}", "plain")], [(more, "quiet")])
+        remedy.show([(f"{'':{len(label[0])}}  {first.remedy}", "quiet")])
 
     # --- acting
 

@@ -23,10 +23,12 @@ from edgeserve.errors import EdgeserveError
 from edgeserve.ink import printable
 from edgeserve.model_list import read_models_list
 from edgeserve.planner.plan import Plan
+from tui.dialogs import Question
 from tui.feed_screen import FeedScreen
 from tui.lines import TwoEndedLine
 from tui.messages import FeedChanged, StartServer
 from tui.pick_list import PickList, known_models
+from tui.plan_fields import PlanField
 from tui.plan_query import THIS_MACHINE, PlanDesk, PlanForm, device_names
 from tui.plan_texts import (
     command_of,
@@ -36,10 +38,10 @@ from tui.plan_texts import (
     pool_parts,
     profile_text,
     side_by_side,
+    startable,
     table_text,
 )
 from tui.pool_bars import PoolBar, PoolBars
-from tui.status_texts import link_parts, server_parts
 
 ESTIMATE_AFTER_S, PROVE_AFTER_S = 0.1, 1.2
 NARROW_COLUMNS = 100
@@ -58,6 +60,7 @@ _FIELDS = (
 class PlanScreen(FeedScreen):
     """One form, one plan."""
 
+    AUTO_FOCUS = "#n_ctx"
     CSS = """
     PlanScreen {
         background: $background;
@@ -74,10 +77,10 @@ class PlanScreen(FeedScreen):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+o", "pick_model", "models", priority=True),
-        Binding("ctrl+d", "pick_device", "devices", priority=True),
-        Binding("ctrl+r", "start", "start with this", priority=True),
-        Binding("ctrl+y", "copy_command", "copy command", priority=True),
+        Binding("ctrl+o", "pick_model", "model", priority=True),
+        Binding("ctrl+d", "pick_device", "device", priority=True),
+        Binding("ctrl+r", "start", "start", priority=True),
+        Binding("ctrl+y", "copy_command", "copy", priority=True),
         Binding("ctrl+s", "save_profile", "save", priority=True),
     ]
 
@@ -89,21 +92,22 @@ class PlanScreen(FeedScreen):
         self._profiles = profiles or platformdirs.user_config_path("edgeserve") / "plans"
         self._planned_for: PlanForm | None = None
         self._pending_asks: list[Timer] = []
+        self._guessed_model = ""
 
     def compose(self) -> ComposeResult:
         yield TwoEndedLine(id="top")
         with Horizontal(id="columns"):
-            with VerticalScroll(id="form", classes="panel"):
+            with VerticalScroll(id="form", classes="panel", can_focus=False):
                 for name, label in _FIELDS:
                     with Horizontal(classes="row"):
                         yield Label(label)
-                        yield Input(self._initial(name), placeholder="", id=name, compact=True)
+                        yield PlanField(name, self._initial(name))
             with Vertical():
                 yield PoolBars(id="memory", classes="panel")
                 with VerticalScroll(id="plan", classes="panel"):
                     yield Static(id="text")
                     yield Static(id="table")
-        yield Footer(show_command_palette=False)
+        yield Footer(show_command_palette=False, compact=True)
 
     def _initial(self, name: str) -> str:
         """The watched server's model on this machine; without one, the list's first."""
@@ -112,11 +116,15 @@ class PlanScreen(FeedScreen):
         if name != "model":
             return ""
         path = self.feed.facts.model_path if self.feed.facts else ""
-        return path if path and Path(path).is_file() else read_models_list()[0].name
+        if path and Path(path).is_file():
+            return path
+        name = read_models_list()[0].name
+        self._guessed_model = "" if self.feed.facts else name
+        return name
 
     def on_mount(self) -> None:
         self.query_one("#form").border_title = "what for"
-        self.query_one("#form").border_subtitle = "empty: the plan chooses"
+        self.query_one("#form").border_subtitle = "empty: the plan chooses · ↑↓ step"
         self.query_one("#memory").border_title = "memory"
         self.query_one("#plan").border_title = "plan"
         self.show()
@@ -129,15 +137,18 @@ class PlanScreen(FeedScreen):
 
     def on_feed_changed(self, message: FeedChanged) -> None:
         self.show()
+        if self._guessed_model and self.feed.facts is not None and self.is_drawn:
+            # The server was not known yet when the form was made.
+            field = self.query_one("#model", Input)
+            if field.value == self._guessed_model:
+                field.value = self._initial("model")
+            self._guessed_model = ""
 
     def show(self) -> None:
         """The line above; the plan does not depend on the feed."""
         if not self.is_drawn:
             return
-        feed = self.feed
-        self.query_one("#top", TwoEndedLine).show(
-            server_parts(feed.facts, feed.url), link_parts(feed, feed.now())
-        )
+        self.show_top()
 
     @property
     def form(self) -> PlanForm:
@@ -198,8 +209,11 @@ class PlanScreen(FeedScreen):
         self.query_one("#table", Static).update(Text(printable(table)))
         facts = plan.model
         panel = self.query_one("#plan")
-        panel.border_title = "plan" if plan.fits else "plan: it does not fit"
-        panel.border_subtitle = f"{facts.n_layer} layers, trained for {facts.n_ctx_train:,} tokens"
+        panel.border_title = "plan" if plan.fits else "plan  [b $stalled]it does not fit[/]"
+        about = (
+            f"{facts.name} {facts.quant} · {facts.n_layer} layers · trained for {facts.n_ctx_train:,} tokens"
+        )
+        panel.border_subtitle = printable(about).replace("[", "\\[")
 
     @property
     def _text_width(self) -> int:
@@ -224,7 +238,10 @@ class PlanScreen(FeedScreen):
     def _show_placeholders(self, plan: Plan) -> None:
         """What the plan chose, where nothing was typed."""
         settings = plan.settings
-        layers = "all" if settings.n_gpu_layers < 0 else f"{settings.n_gpu_layers}"
+        # llama.cpp counts the output as a layer.
+        layers = f"all {plan.model.n_layer + 1}"
+        if settings.n_gpu_layers >= 0:
+            layers = f"{settings.n_gpu_layers}"
         chosen = {
             "n_ctx": f"{settings.n_ctx:,}",
             "n_seq_max": f"{settings.n_seq_max}",
@@ -252,14 +269,15 @@ class PlanScreen(FeedScreen):
         self.app.push_screen(PickList(title, choices), chosen)
 
     def action_copy_command(self) -> None:
-        if self.plan is None:
+        command = command_of(self.plan, self.form.model) if self.plan is not None else ""
+        if not command:
             self.notify("There is no plan to copy.", timeout=2)
             return
-        self.app.copy_to_clipboard(command_of(self.plan, self.form.model))
+        self.app.copy_to_clipboard(command)
         self.notify("The command is in the clipboard, if the terminal allows it.", timeout=3)
 
     def action_save_profile(self) -> None:
-        if self.plan is None:
+        if self.plan is None or startable(self.plan) is None:
             self.notify("There is no plan to save.", timeout=2)
             return
         stem = "".join(letter if letter.isalnum() else "-" for letter in self.plan.model.name.lower())
@@ -273,11 +291,24 @@ class PlanScreen(FeedScreen):
         self.notify(f"edgeserve serve --config {shlex.quote(str(path))}", title="Saved", timeout=8)
 
     def action_start(self) -> None:
-        """Run the suggestion as a server that ends with this application."""
-        if self.plan is None or not self.plan.fits:
+        """Run the suggestion as a server that ends with this application; what fits instead of one that does
+        not, after a question."""
+        settings = startable(self.plan) if self.plan is not None else None
+        if self.plan is None or settings is None:
             self.notify("Only a plan that fits can be started.", timeout=3)
             return
         if self.form.device.strip() not in ("", THIS_MACHINE):
             self.notify("This plan is for another device; copy its command there.", timeout=4)
             return
-        self.post_message(StartServer([self.form.model, *flags_of(self.plan, self.plan.best)]))
+        start = StartServer([self.form.model, *flags_of(self.plan, settings)])
+        if self.plan.fits:
+            self.post_message(start)
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.post_message(start)
+
+        flags = " ".join(start.arguments[1:])
+        question = f"What was asked for does not fit.  Start what does?\n\n{flags}"
+        self.app.push_screen(Question(question, "start it"), answered)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.text import Text
 
@@ -17,6 +17,7 @@ from edgeserve.planner.plan_config import edgeserve_command, edgeserve_flags
 from edgeserve.planner.plan_speed import PROMPT_TOKENS
 from edgeserve.planner.plan_text import proof_text, remedy_sentences
 from edgeserve.planner.report import MemoryReport
+from edgeserve.planner.settings import Settings
 from edgeserve.planner.words import rate, seconds, size
 from edgeserve.settings.kinds import Switch
 from edgeserve.settings.table import SETTINGS
@@ -27,10 +28,19 @@ Paragraph = tuple[str, str]
 """(label, text)"""
 
 
-def flags_of(plan: Plan, option: Option) -> list[str]:
-    """Flags of `edgeserve serve` for an option."""
+def flags_of(plan: Plan, settings: Settings) -> list[str]:
+    """Flags of `edgeserve serve` for settings of this plan."""
     on_gpu = bool(plan.target.accelerators)
-    return edgeserve_flags(option.settings, on_gpu=on_gpu, has_window=plan.model.has_window)
+    return edgeserve_flags(settings, on_gpu=on_gpu, has_window=plan.model.has_window)
+
+
+def startable(plan: Plan) -> Settings | None:
+    """The suggestion, or what the plan found instead of one that does not fit; None where nothing fits."""
+    if plan.fits or plan.remedy is None:
+        return plan.settings
+    if plan.remedy.changes:
+        return plan.remedy.changes[0].settings
+    return plan.remedy.nearest.settings if plan.remedy.nearest is not None else None
 
 
 def _paired(flags: list[str]) -> str:
@@ -45,9 +55,12 @@ def _paired(flags: list[str]) -> str:
 
 
 def command_of(plan: Plan, reference: str) -> str:
-    """The line that starts the suggestion."""
+    """The line that starts the suggestion, or what fits instead; "" where nothing does."""
+    settings = startable(plan)
+    if settings is None:
+        return ""
     on_gpu = bool(plan.target.accelerators)
-    return edgeserve_command(reference, plan.settings, on_gpu=on_gpu, has_window=plan.model.has_window)
+    return edgeserve_command(reference, settings, on_gpu=on_gpu, has_window=plan.model.has_window)
 
 
 def pool_parts(report: MemoryReport, devices: tuple[str, ...]) -> dict[str, int]:
@@ -65,15 +78,27 @@ def pool_parts(report: MemoryReport, devices: tuple[str, ...]) -> dict[str, int]
 def paragraphs(plan: Plan, reference: str) -> Iterator[Paragraph]:
     """Everything but the memory bars and the alternatives, in the order of reading."""
     if plan.best.report.rejected is not None:
-        yield from (("refused" if not i else "", text) for i, text in enumerate(plan.reasons))
-    else:
-        yield "suggested" if plan.fits else "asked", _paired(flags_of(plan, plan.best))
+        yield from _block("refused", plan.reasons)
+    elif plan.fits:
+        yield "suggested", _paired(flags_of(plan, plan.settings))
         yield from _speed(plan.best)
-        yield from (("why" if not i else "", text) for i, text in enumerate(plan.reasons))
+        yield from _block("why", plan.reasons)
+    else:
+        # What is too much and what would do come first; how fast it would be matters to nobody.
+        yield "asked", _paired(flags_of(plan, plan.settings))
+        yield from _block("why", plan.reasons[:1])
     if plan.remedy is not None:
-        yield from (("remedy" if not i else "", text) for i, text in enumerate(remedy_sentences(plan)))
-    yield "run", command_of(plan, reference)
+        yield from _block("remedy", remedy_sentences(plan))
+    if command := command_of(plan, reference):
+        yield "run", command
+    if not plan.fits and plan.best.report.rejected is None:
+        yield from _block("also", plan.reasons[1:])
     yield "", proof_text(plan)
+
+
+def _block(label: str, sentences: Sequence[str]) -> Iterator[Paragraph]:
+    """The label beside the first sentence only."""
+    yield from (("" if index else label, text) for index, text in enumerate(sentences))
 
 
 def labelled_text(lines: Iterable[Paragraph], width: int) -> Text:
@@ -83,7 +108,6 @@ def labelled_text(lines: Iterable[Paragraph], width: int) -> Text:
         rows = textwrap.wrap(
             printable(sentence),
             max(10, width - LABEL_COLUMNS),
-            break_long_words=False,
             break_on_hyphens=False,
         )
         for index, row in enumerate(rows):
@@ -166,7 +190,7 @@ def profile_text(plan: Plan, reference: str) -> str:
     """A configuration file of `edgeserve serve --config FILE` that holds the suggestion."""
     by_flag = {flag: setting for setting in SETTINGS for flag in (*setting.flags, *setting.off_flags)}
     lines = [f"# {plan.model.name} on {plan.target.name}", "[serve]", f"model = {json.dumps(reference)}"]
-    flags = flags_of(plan, plan.best)
+    flags = flags_of(plan, startable(plan) or plan.settings)
     while flags:
         flag = flags.pop(0)
         setting = by_flag[flag]

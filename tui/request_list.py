@@ -51,7 +51,9 @@ def _state(row: Row) -> str:
 
 
 def _prompt(row: Row) -> str:
-    cached = f" ({row.view.num_cached:,})" if row.view.num_cached is not None else ""
+    # Nothing has been looked up for one that waits.
+    is_known = row.view.num_cached is not None and row.view.status is not Status.WAITING
+    cached = f" ({row.view.num_cached:,})" if is_known else ""
     return f"{words.count(row.view.num_prompt)}{cached}"
 
 
@@ -77,12 +79,12 @@ def note(row: Row) -> str:
     """What happens next: what a request waits for, how far its prompt is, how much it may still say."""
     view = row.view
     if view.status is Status.WAITING:
-        return f"waits for {view.waits_for}" if view.waits_for else "waits"
+        return f"for {view.waits_for}" if view.waits_for else ""
     if view.status is Status.PREFILL:
         return _prefill_note(row)
     if view.status is Status.DONE:
         return "ended"
-    return f"at most {view.max_tokens:,}" if view.max_tokens else ""
+    return f"up to {view.max_tokens:,} tokens" if view.max_tokens else ""
 
 
 def _prefill_note(row: Row) -> str:
@@ -144,17 +146,18 @@ class RequestList(Widget, can_focus=True):
         super().__init__(id=id, classes=classes)
         self._rows: Sequence[Row] = ()
         self._empty_text = ""
+        self._is_held = False
 
     def show(self, rows: Sequence[Row], empty_text: str) -> None:
-        """The rows from above; the cursor stays with its request where that is still there."""
+        """The rows from above. A cursor that somebody has moved stays with its request while that is there;
+        any other stays at the top, where those that run are."""
         if list(rows) == list(self._rows) and empty_text == self._empty_text:
             return
         chosen = self.chosen
         self._rows, self._empty_text = list(rows), empty_text
         ids = [row.view.request_id for row in rows]
-        if chosen is not None and chosen.request_id in ids:
-            self.cursor = ids.index(chosen.request_id)
-        self.cursor = max(0, min(self.cursor, len(ids) - 1))
+        self._is_held = self._is_held and chosen is not None and chosen.request_id in ids
+        self.cursor = ids.index(chosen.request_id) if self._is_held and chosen is not None else 0
         self.refresh()
 
     @property
@@ -169,6 +172,7 @@ class RequestList(Widget, can_focus=True):
 
     def action_move(self, by: int) -> None:
         self.cursor = max(0, min(self.cursor + by, len(self._rows) - 1))
+        self._is_held = True
 
     def action_choose(self) -> None:
         if self.chosen is not None:
@@ -178,6 +182,7 @@ class RequestList(Widget, can_focus=True):
         index = self._first_row + event.y - 1
         if 0 <= index < len(self._rows) and event.y > 0:
             self.cursor = index
+            self._is_held = True
             self.action_choose()
 
     # --- drawing

@@ -19,7 +19,7 @@ def server_parts(facts: ServerFacts | None, url: str) -> list[TwoEndedLine.Part]
     return [*parts, (facts.model or "no model", "plain"), (f"  ·  {address}{kind}", "quiet")]
 
 
-def link_parts(feed: Feed, now_s: float) -> list[TwoEndedLine.Part]:
+def link_parts(feed: Feed, now_s: float, *, is_narrow: bool = False) -> list[TwoEndedLine.Part]:
     """How many run and wait, or what is wrong with the connection."""
     if feed.link.state is LinkState.LIVE:
         snapshot = feed.latest
@@ -30,13 +30,16 @@ def link_parts(feed: Feed, now_s: float) -> list[TwoEndedLine.Part]:
             (f"{len(snapshot.running)} running", "decode" if snapshot.running else "quiet"),
             (" · ", "quiet"),
             ("queue n/a" if waiting is None else f"{waiting:,} waiting", "prefill" if waiting else "quiet"),
-            (f"   watched {words.span(now_s - feed.since_s)}", "quiet"),
+            *([(f"   watched {words.span(now_s - feed.since_s)}", "quiet")] if not is_narrow else []),
         ]
-    return [(_link_text(feed), "stalled" if feed.link.state is not LinkState.LOOKING else "quiet")]
+    is_quiet = feed.link.state is LinkState.LOOKING or feed.is_starting
+    return [(_link_text(feed), "quiet" if is_quiet else "stalled")]
 
 
 def _link_text(feed: Feed) -> str:
     link = feed.link
+    if feed.is_starting:
+        return "starting"
     if link.state is LinkState.LOOKING:
         return "looking for the server"
     again = f", again in {link.retry_s:g} s" if link.retry_s else ""
@@ -51,9 +54,12 @@ def absent_text(feed: Feed) -> str:
     """What fills the screen before the first word of a server."""
     link = feed.link
     address = feed.url.removeprefix("http://")
-    if feed.child_lines:
-        said = "\n".join(feed.child_lines)
-        return f"Starting a server at {address}.  {link.message}\n\n{said}"
+    if feed.is_starting:
+        return f"Starting a server at {address}.{_said(feed)}"
+    if feed.launcher is not None and feed.launcher.exit_code is not None:
+        return (
+            f"The server that was started here has ended: exit code {feed.launcher.exit_code}.{_said(feed)}"
+        )
     if link.state is LinkState.LOOKING:
         return f"Looking for a server at {address}."
     if link.state is LinkState.LOADING:
@@ -69,6 +75,12 @@ def absent_text(feed: Feed) -> str:
         "Another address:   edgeserve tui --url http://HOST:PORT\n\n"
         "This screen picks it up by itself.   F2 plans without a server."
     )
+
+
+def _said(feed: Feed) -> str:
+    """The last lines of the server that was started here."""
+    lines = feed.launcher.lines if feed.launcher is not None else ()
+    return "".join(["\n", *(f"\n{line}" for line in lines)]) if lines else ""
 
 
 def request_figures(view: SequenceView) -> Figures.Section:

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from textual.theme import Theme
 
-DEFAULT_THEME = "edgeserve-dark"
+THEME_NAMES = ("dark", "light", "contrast")
+
+
+def full_name(name: str) -> str:
+    """What Textual calls one of `THEME_NAMES`."""
+    return f"edgeserve-{name}"
+
 
 _DARK = {
     "prefill": "#e3a947",
@@ -46,7 +52,7 @@ def themes() -> tuple[Theme, ...]:
     """All themes of edgeserve, the default first."""
     return (
         Theme(
-            name=DEFAULT_THEME,
+            name=full_name("dark"),
             primary="#45bdb0",
             secondary="#5d7185",
             accent="#e3a947",
@@ -60,7 +66,7 @@ def themes() -> tuple[Theme, ...]:
             variables={**_DARK, "border": _DARK["frame-focus"], "footer-key-foreground": _DARK["prefill"]},
         ),
         Theme(
-            name="edgeserve-light",
+            name=full_name("light"),
             primary="#04716a",
             secondary="#5e6872",
             accent="#95620a",
@@ -75,7 +81,7 @@ def themes() -> tuple[Theme, ...]:
             variables={**_LIGHT, "border": _LIGHT["frame-focus"], "footer-key-foreground": _LIGHT["prefill"]},
         ),
         Theme(
-            name="edgeserve-contrast",
+            name=full_name("contrast"),
             primary="#3cf0e0",
             secondary="#ffffff",
             accent="#ffcf33",

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from edgeserve.errors import UsageError
-from tui.app import EdgeserveApp
+from tui.app import EdgeserveApp, Picture
 from tui.app import run as run_app
+from tui.themes import THEME_NAMES
 
 
 def run(
@@ -18,23 +19,32 @@ def run(
     *,
     no_mouse: bool,
     screen: str,
-    screenshot: Path | None,
-    size: str,
+    theme: str,
+    picture: tuple[Path, str, float] | None,
 ) -> int:
-    """Show it until somebody leaves. Raises UsageError for a screen or a size that is none."""
+    """Show it until somebody leaves, or write a picture: its file, its size as text, and the seconds to watch
+    before. Raises UsageError for a screen, a theme, a size or a time that is none."""
+    if theme not in THEME_NAMES:
+        raise UsageError(f"There is no theme {theme}.", f"One of: {', '.join(THEME_NAMES)}.")
     if screen not in EdgeserveApp.MODES:
         raise UsageError(f"There is no screen {screen}.", f"One of: {', '.join(EdgeserveApp.MODES)}.")
-    if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if picture is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("The TUI needs a terminal.", "--screenshot FILE writes one screen without.")
     run_app(
         url or os.environ.get("EDGESERVE_URL") or None,
         api_key or os.environ.get("EDGESERVE_API_KEY") or os.environ.get("LLAMA_API_KEY"),
         no_mouse=no_mouse or os.environ.get("EDGESERVE_NO_MOUSE", "") not in ("", "0"),
-        screenshot=screenshot,
+        picture=_picture(*picture) if picture is not None else None,
         mode=screen,
-        size=_size(size),
+        theme=theme,
     )
     return 0
+
+
+def _picture(path: Path, size: str, wait_s: float) -> Picture:
+    if not 0 < wait_s <= 3600:
+        raise UsageError("A screenshot waits for more than 0 and at most 3600 seconds.")
+    return Picture(path, _size(size), wait_s)
 
 
 def _size(text: str) -> tuple[int, int]:

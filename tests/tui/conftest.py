@@ -7,17 +7,16 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from tui_server import Live, serve
+from tui_server import Live, PacedEngine, serve
 
 from edgeserve.config import EngineConfig
-from edgeserve.engine.async_engine import AsyncEngine
 from edgeserve.llama import Model
 
 N_CTX_SEQ, NUM_SLOTS = 1024, 2
 
 
 @pytest.fixture(scope="session")
-def tui_engine(model: Model) -> Iterator[AsyncEngine]:
+def tui_engine(model: Model) -> Iterator[PacedEngine]:
     config = EngineConfig(
         model.path,
         n_ctx=N_CTX_SEQ * NUM_SLOTS,
@@ -26,14 +25,14 @@ def tui_engine(model: Model) -> Iterator[AsyncEngine]:
         itl_target_ms=80,
         max_waiting=2,
     )
-    engine = AsyncEngine(model, config)
+    engine = PacedEngine(model, config)
     engine.start()
     yield engine
     engine.stop()
 
 
 @pytest.fixture(scope="session")
-def live(tui_engine: AsyncEngine) -> Iterator[Live]:
+def live(tui_engine: PacedEngine) -> Iterator[Live]:
     """edgeserve's own server around the small model."""
     with serve(tui_engine) as live:
         yield live

@@ -6,8 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from textual import events
 from textual.app import App
+from textual.geometry import Size
 from textual.pilot import Pilot
+
+_CHARACTERS = {"question_mark": "?"}
+"""What keys of a longer name type; the others type their name, or nothing."""
 
 
 def screen_lines(app: App[None]) -> list[str]:
@@ -21,7 +26,7 @@ def screen_text(app: App[None]) -> str:
     return "\n".join(screen_lines(app))
 
 
-async def until(pilot: Pilot[None], holds: Callable[[], bool], what: str, at_most_s: float = 30.0) -> None:
+async def until(pilot: Pilot[None], holds: Callable[[], bool], what: str, at_most_s: float = 60.0) -> None:
     """Let the application go on until something holds."""
     deadline = time.monotonic() + at_most_s
     while not holds():
@@ -35,8 +40,14 @@ async def until_shown(pilot: Pilot[None], text: str) -> None:
     await until(pilot, lambda: text in screen_text(pilot.app), f"for {text!r} on the screen")
 
 
+def resize(pilot: Pilot[None], columns: int, rows: int) -> None:
+    """Another size. Not the pilot's way, which waits for an idle processor."""
+    size = Size(columns, rows)
+    pilot.app.post_message(events.Resize(size, size))
+
+
 async def press(pilot: Pilot[None], *keys: str) -> None:
     """Keys one after the other, without waiting for an idle processor."""
     for key in keys:
-        pilot.app.simulate_key(key)
+        pilot.app.post_message(events.Key(key, _CHARACTERS.get(key)))
         await asyncio.sleep(0.05)

@@ -11,13 +11,14 @@ from screen_text import press, screen_text, until, until_shown
 from textual.widgets import Input, OptionList
 
 from edgeserve.bench.options import Scenario
+from edgeserve.cli import main
 from edgeserve.errors import UsageError
-from tui.app import EdgeserveApp, run
+from tui.app import EdgeserveApp, Picture, run
 from tui.bench_runs import FIELDS, BenchChild, command_of
 from tui.feed import Feed
 from tui.help_texts import help_sections
 from tui.launcher import Launcher, free_port
-from tui.themes import themes
+from tui.themes import full_name, themes
 
 
 async def test_every_screen_is_one_key_away_and_has_help(live):
@@ -69,11 +70,35 @@ async def test_no_color_leaves_all_words(live, monkeypatch):
 
 
 def test_a_screen_can_be_written_as_a_picture(live, tmp_path):
-    picture = tmp_path / "monitor.svg"
-    run(live.url, screenshot=picture, size=(100, 30), wait_s=0.8)
-    text = picture.read_text()
+    path = tmp_path / "monitor.svg"
+    run(live.url, picture=Picture(path, (100, 30), 0.8), theme="light")
+    text = path.read_text()
     assert text.startswith("<svg")
     assert "edgeserve" in text
+    light = next(theme for theme in themes() if theme.name == full_name("light"))
+    assert light.background in text
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--screen", "kitchen", "There is no screen kitchen"),
+        ("--theme", "pink", "One of: dark, light, contrast"),
+        ("--size", "wide", "Columns and rows"),
+        ("--wait", "0", "more than 0"),
+        ("--url", "ftp://nowhere", "ftp"),
+    ],
+)
+def test_options_that_are_none_are_refused(option, value, said, tmp_path, capsys):
+    picture = tmp_path / "x.svg"
+    assert main(["tui", "--screenshot", str(picture), option, value]) == 2
+    assert said in capsys.readouterr().err
+    assert not picture.exists()
+
+
+def test_without_a_terminal_there_is_no_screen(capsys):
+    assert main(["tui"]) == 2
+    assert "--screenshot" in capsys.readouterr().err
 
 
 def test_an_address_that_is_none_is_told_before_anything_is_shown():
@@ -103,7 +128,7 @@ async def test_a_benchmark_runs_in_a_child_and_is_compared_with_another(live, ow
             field.value = values[field.name]
         await press(pilot, "ctrl+r")
         await until(pilot, lambda: screen.is_measuring, "for the start")
-        await until(pilot, lambda: not screen.is_measuring, "for the end")
+        await until(pilot, lambda: not screen.is_measuring, "for the end", 180)
         assert "decode, 1 stream" in screen.report, screen.report
         (first,) = screen.store.runs()
         assert "decode" in first.title
@@ -146,7 +171,7 @@ async def test_a_server_started_from_here_says_why_it_did_not_start():
     launcher = Launcher()
     port = free_port("http://127.0.0.1:9")
     assert await launcher.start(["no-such-model-anywhere"], port) == f"http://127.0.0.1:{port}"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while launcher.is_alive:
             await asyncio.sleep(0.05)
     await launcher.stop()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
-from screen_text import press, screen_text, until, until_shown
+from screen_text import press, resize, screen_text, until, until_shown
+from textual import events
 from textual.widgets import Input, Markdown, TextArea
 from tui_server import streams
 
@@ -15,7 +15,7 @@ from tui.app import EdgeserveApp
 from tui.chat_dialogs import SHOWN_SETTINGS, ChatList, SettingsForm
 from tui.chat_screen import MAX_SHOWN_TURNS
 from tui.chat_store import ChatStore, as_markdown
-from tui.chat_widgets import AnswerView, Composer, LiveMeter, Said, coloured
+from tui.chat_widgets import AnswerView, Composer, LiveMeter, Said, arranged
 from tui.feed import Feed
 
 
@@ -66,7 +66,7 @@ async def test_a_message_of_many_lines_is_one_message(live):
         screen = await opened(pilot)
         composer = screen.query_one(Composer)
         composer.insert(pasted)
-        await pilot.press("ctrl+j", "o", "k", "enter")
+        await press(pilot, "ctrl+j", "o", "k", "enter")
         await answered(pilot, screen)
         assert screen.conversation.turns[0].user == f"{pasted}\nok"
         said = screen.query_one(Said)
@@ -79,12 +79,14 @@ async def test_escape_stops_and_keeps_what_came(live):
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await opened(pilot)
         screen.conversation.settings["max_tokens"] = 800
-        await say(pilot, screen, "Write a very long story about a river.")
-        await until(pilot, lambda: len(screen._talk.answer.stamps_s) > 5, "for tokens")
-        await until_shown(pilot, "Esc stops")
-        await until(pilot, lambda: "decode" in screen.query_one(LiveMeter).text, "for the meter to follow")
-        await press(pilot, "escape")
-        await answered(pilot, screen)
+        with live.unhurried():
+            await say(pilot, screen, "Write a very long story about a river.")
+            await until(pilot, lambda: len(screen._talk.answer.stamps_s) > 5, "for tokens")
+            await until_shown(pilot, "Esc stops")
+            meter = screen.query_one(LiveMeter)
+            await until(pilot, lambda: "decode" in meter.text, "for the meter to follow")
+            await press(pilot, "escape")
+            await answered(pilot, screen)
         assert "stopped" in screen.query_one(AnswerView).figures_text
         assert screen.conversation.turns[0].answer
         live.wait_until_idle()
@@ -111,8 +113,8 @@ async def test_no_text_is_lost_when_the_size_changes_while_it_streams(live):
         screen.conversation.settings["max_tokens"] = 60
         await say(pilot, screen, "Tell me about bread.")
         for size in ((80, 24), (160, 50), (60, 20), (100, 30)):
-            await pilot.resize_terminal(*size)
-            await asyncio.sleep(0.1)
+            resize(pilot, *size)
+            await until(pilot, lambda wanted=size: app.size == wanted, "for the size")
         await answered(pilot, screen)
         assert screen.query_one(Markdown).source == screen.conversation.turns[0].answer
 
@@ -126,8 +128,9 @@ async def test_a_chat_is_kept_opened_again_and_exported(live, own_folders):
         (kept,) = screen.store.saved()
         assert kept.title == "name a fruit"
         await press(pilot, "f6")
-        exported = kept.path.with_suffix(".md").read_text()
-        assert exported == as_markdown(screen.conversation, app.feed.facts.model)
+        exported = kept.path.with_suffix(".md")
+        await until(pilot, lambda: exported.exists() and exported.read_text(), "for the export")
+        assert exported.read_text() == as_markdown(screen.conversation, app.feed.facts.model)
         await press(pilot, "ctrl+n")
         await until(pilot, lambda: not screen.conversation.turns, "for a new chat")
         assert not screen.query(AnswerView)
@@ -202,8 +205,8 @@ async def test_keys_for_typing_reach_the_message_and_not_the_application(live):
     app = chat_app(live.url)
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await opened(pilot)
-        await pilot.press("q", "question_mark", "c")
-        assert screen.query_one(Composer).text == "q?c"
+        await press(pilot, "q", "question_mark", "c")
+        await until(pilot, lambda: screen.query_one(Composer).text == "q?c", "for the text")
         assert app.is_running
 
 
@@ -221,5 +224,34 @@ async def test_what_a_model_says_cannot_move_the_cursor_or_be_markup(live):
 
 @pytest.mark.parametrize("word", ["prefill", "decode", "stalled"])
 def test_figures_carry_their_colour_and_stay_whole(word):
-    line = coloured(f"prompt 3   {word} 12.0 [ms]")
-    assert line == f"prompt\xa03   [${word}]{word}\xa012.0\xa0\\[ms][/]"
+    parts = ["prompt 3", f"{word} 12.0 [ms]", "context 4"]
+    coloured = f"[${word}]{word} 12.0 \\[ms][/]"
+    assert arranged(parts, 80) == [f"prompt 3   {coloured}   context 4"]
+    assert arranged(parts, 24) == ["prompt 3", coloured, "context 4"]
+    assert arranged(parts, len(f"prompt 3   {parts[1]}")) == [f"prompt 3   {coloured}", "context 4"]
+
+
+async def test_a_message_is_sent_whole_however_fast_it_is_typed(live):
+    app = chat_app(live.url)
+    async with app.run_test(size=(100, 30)) as pilot:
+        screen = await opened(pilot)
+        # All at once, as a busy machine gets to see them.
+        for key in [*"hello", "ctrl+j", *"you", "enter"]:
+            app.simulate_key(key)
+        await answered(pilot, screen)
+        assert screen.conversation.turns[0].user == "hello\nyou"
+        assert screen.query_one(Composer).text == ""
+
+
+async def test_a_paste_of_ten_thousand_characters_is_one_message(live):
+    app = chat_app(live.url)
+    pasted = "wörter 语言 " * 1000
+    async with app.run_test(size=(100, 30)) as pilot:
+        screen = await opened(pilot)
+        composer = screen.query_one(Composer)
+        composer.post_message(events.Paste(pasted))
+        await until(pilot, lambda: composer.text == pasted, "for the text")
+        await press(pilot, "enter")
+        # Longer than a sequence: the server's refusal, and the message is not lost.
+        await until(pilot, lambda: bool(screen.query(".error")), "for the refusal")
+        assert screen.conversation.unanswered == pasted

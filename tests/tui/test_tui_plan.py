@@ -16,10 +16,12 @@ from edgeserve.planner.words import size
 from edgeserve.settings.sources import gather
 from edgeserve.settings.values import defaults_of
 from tui.app import EdgeserveApp
+from tui.dialogs import Question
 from tui.feed import Feed
 from tui.pick_list import PickList
+from tui.plan_fields import STEPS
 from tui.plan_query import PlanDesk, PlanForm, device_names
-from tui.plan_texts import command_of, profile_text, side_by_side, table_text
+from tui.plan_texts import command_of, flags_of, profile_text, side_by_side, startable, table_text
 from tui.pool_bars import PoolBars
 
 DEVICE = "MacBook Air M2 16 GB"
@@ -109,8 +111,66 @@ async def test_a_misfit_says_what_would_help(estimate_only, model_path):
         assert not plan.fits
         await until_shown(pilot, "too much by")
         await until_shown(pilot, "remedy")
+        fits = plan.remedy.changes[0].settings
+        await until_shown(pilot, f"-c {fits.n_ctx}")
         await press(pilot, "ctrl+r")
-        await until_shown(pilot, "Only a plan that fits can be started")
+        await until_shown(pilot, "This plan is for another device")
+        assert command_of(plan, "m").startswith(f"edgeserve serve m -c {fits.n_ctx} -np {fits.n_seq_max} ")
+
+
+async def test_what_fits_instead_is_started_after_a_question(estimate_only, model_path, monkeypatch):
+    app = plan_app()
+    started = []
+
+    async def start(arguments, port):
+        """Not the real one: what just fits takes most of this machine's memory."""
+        started.append(arguments)
+        return "http://127.0.0.1:9"
+
+    monkeypatch.setattr(app.launcher, "start", start)
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path, device="this machine", n_ctx="400000k")
+        plan = await estimated(pilot, screen)
+        await press(pilot, "ctrl+r")
+        await until(pilot, lambda: isinstance(app.screen, Question), "for the question")
+        await press(pilot, "y")
+        await until(pilot, lambda: bool(started), "for the start")
+    assert started == [[str(model_path), *flags_of(plan, startable(plan))]]
+    assert startable(plan) != plan.settings
+
+
+async def test_fields_are_stepped_through_by_key(estimate_only, model_path):
+    app = plan_app()
+    async with app.run_test(size=(120, 36)) as pilot:
+        screen = await opened(pilot, model_path, n_ctx="10000", n_seq_max="1")
+        await estimated(pilot, screen)
+        context = screen.query_one("#n_ctx", Input)
+        context.focus()
+        await press(pilot, "up")
+        await until(pilot, lambda: context.value == "16,384", "for twice the context")
+        kv_type = screen.query_one("#kv_type", Input)
+        kv_type.focus()
+        await press(pilot, "down", "up", "up")
+        await until(pilot, lambda: kv_type.value == "q8_0", "for the next type")
+        plan = await estimated(pilot, screen)
+        assert (plan.settings.n_ctx, plan.settings.type_k) == (16384, "q8_0")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "up", "down"),
+    [
+        ("n_ctx", "8k", "16,384", "4,096"),
+        ("n_ctx", "10,000", "16,384", "8,192"),
+        ("n_ctx", "256", "512", "256"),
+        ("n_seq_max", "1", "2", "1"),
+        ("n_gpu_layers", "all 31", "32", "30"),
+        ("n_gpu_layers", "no GPU", "no GPU", "no GPU"),
+        ("kv_type", "q4_0", "f16", "q4_1"),
+        ("prefer", "balanced", "context", "quality"),
+    ],
+)
+def test_a_step_is_what_one_would_try_next(name, text, up, down):
+    assert (STEPS[name](text, 1), STEPS[name](text, -1)) == (up, down)
 
 
 async def test_what_cannot_be_understood_is_said_with_a_way_out(estimate_only, model_path):
@@ -139,7 +199,9 @@ async def test_a_saved_plan_is_a_configuration_that_serve_reads(estimate_only, m
         screen = await opened(pilot, model_path, n_ctx="8192", n_seq_max="2", kv_type="q8_0")
         plan = await estimated(pilot, screen)
         await press(pilot, "ctrl+s")
-        (path,) = (own_folders / "config").rglob("*.toml")
+        config = own_folders / "config"
+        await until(pilot, lambda: any(file.read_text() for file in config.rglob("*.toml")), "for the file")
+        (path,) = config.rglob("*.toml")
     settings = gather("serve", {}, {}, defaults_of("serve"), config_path=path)
     assert settings["model"] == str(model_path)
     assert (settings["n_ctx"], settings["n_seq_max"], settings["type_k"]) == (8192, 2, "q8_0")
@@ -152,9 +214,8 @@ async def test_models_and_devices_are_found_by_a_part_of_the_name(estimate_only,
         screen = await opened(pilot, model_path)
         await press(pilot, "ctrl+d")
         await until(pilot, lambda: isinstance(app.screen, PickList), "for the list")
-        await pilot.press(*"4090", "enter")
-        await until(pilot, lambda: app.screen is screen, "for the plan")
-        assert "4090" in screen.query_one("#device", Input).value
+        await press(pilot, *"4090", "enter")
+        await until(pilot, lambda: "4090" in screen.query_one("#device", Input).value, "for the device")
         plan = await estimated(pilot, screen)
         assert "4090" in plan.target.profile.name
 
