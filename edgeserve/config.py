@@ -66,15 +66,25 @@ class EngineConfig:
     prefill_chunk: int = 0
     """Prompt tokens in every step, for experiments; 0 lets the gap target decide."""
     max_waiting: int = 64
+    max_waiting_tokens: int = 0
+    """Prompt tokens that may wait in all; 0 leaves it to `max_waiting`."""
     max_queue_s: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_ctx_seq", "n_threads", "n_threads_batch", "n_predict", "max_waiting"):
+        for name in ("n_ctx", "n_ctx_seq", "n_threads", "n_threads_batch", "n_predict"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative.")
+        for name in ("max_waiting", "max_waiting_tokens", "max_queue_s"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative.")
         for name in ("n_seq_max", "n_batch", "n_ubatch"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1.")
+        if self.n_batch < self.n_seq_max:
+            raise UsageError(
+                f"A step of {self.n_batch} tokens cannot hold one for each of {self.n_seq_max} sequences.",
+                "Use a larger -b or a smaller -np.",
+            )
         if not 0 <= self.itl_target_ms < 1e6:
             raise UsageError("itl_target_ms must be between 0 and 1000000.")
         if self.n_seq_max > 256:

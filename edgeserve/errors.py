@@ -20,8 +20,9 @@ terminals or the runtime; each front end renders the same error its own way, wit
         ├── AuthenticationError    401
         ├── ForbiddenError         403
         ├── NotFoundError          404
-        ├── QueueFullError         429      carries retry_after_s
-        ├── RequestTimeoutError    504      waited longer than it was allowed to
+        ├── QueueFullError         429      carries retry_after_s and the cause
+        │   └── QueueTimeoutError  429      waited as long as it may, and was never started
+        ├── RequestTimeoutError    504      its deadline passed, or a server stayed silent
         ├── UnavailableError       503      loading, draining or stopped
         ├── EngineError            500      a decode failed; this request's cells were freed
         ├── RemoteError                     what another server answered, with its status (stream_events.py)
@@ -163,19 +164,29 @@ class NotFoundError(RequestError):
 
 
 class QueueFullError(RequestError):
-    """The waiting queue has no room; `retry_after_s` is when it is worth trying again."""
+    """The waiting queue has no room; `retry_after_s` is when it is worth trying again, `cause` what those who
+    wait lack: sequences, cells, or budget (of waiting prompt tokens)."""
 
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
 
-    def __init__(self, message: str, retry_after_s: float, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, message: str, retry_after_s: float, hint: str = "", *, cause: str = "sequences"
+    ) -> None:
+        super().__init__(message, hint, extra={"cause": cause, "retry_after_s": round(retry_after_s, 1)})
         self.retry_after_s = retry_after_s
+        self.cause = cause
+
+
+class QueueTimeoutError(QueueFullError):
+    """The request waited as long as it may without being started."""
+
+    code = "queue_timeout"
 
 
 class RequestTimeoutError(RequestError):
-    """The request waited or ran longer than it was allowed to."""
+    """The request ran into its deadline, or a server stayed silent for too long."""
 
     status = 504
     type = "timeout_error"

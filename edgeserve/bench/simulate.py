@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from edgeserve.bench.runner import Outcome, Record
 from edgeserve.bench.step_model import StepModel
 from edgeserve.bench.workload import Planned
+from edgeserve.engine.admission import Admission, Speeds
 from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.request import FinishReason, Request, Sequence
 from edgeserve.engine.sampling_params import SamplingParams
 from edgeserve.engine.scheduler import Chunk, FixedChunk, Scheduler, SchedulerOutput
 from edgeserve.engine.step_cost import StepCost
-from edgeserve.errors import UsageError
+from edgeserve.errors import QueueFullError, UsageError
 from edgeserve.stream_events import Usage
 
 # Token ids of different requests must differ, and those of a shared prefix must not.
@@ -83,6 +84,7 @@ class Simulation:
         self._model = model
         self._step_cost = StepCost(machine.itl_target_ms / 1e3)
         self._scheduler = machine.scheduler(self._step_cost)
+        self._admission = Admission(self._scheduler, machine.max_waiting, 0, machine.max_queue_s)
         self._flights: dict[str, _Flight] = {}
         self._arrivals: list[tuple[float, int, Planned]] = []
         self._backlog: list[Planned] = []
@@ -114,8 +116,10 @@ class Simulation:
         flight = _Flight(planned, _sequence(planned, at_s), at_s)
         if planned.num_prompt_tokens + planned.max_tokens > self._machine.n_ctx_seq:
             return self._end(flight, Outcome.ERROR, code="context_length_exceeded")
-        if self._scheduler.num_queued(1) > self._machine.max_waiting:
-            return self._end(flight, Outcome.REJECTED, code="queue_full")
+        try:
+            self._admission.check(flight.sequence, Speeds())
+        except QueueFullError as error:
+            return self._end(flight, Outcome.REJECTED, code=error.code)
         self._flights[flight.sequence.request_id] = flight
         return self._scheduler.add(flight.sequence)
 
@@ -133,8 +137,8 @@ class Simulation:
         raise AssertionError("a simulation must come to its end")
 
     def _step(self) -> None:
-        self._expire()
         self._scheduler.admit()
+        self._expire()
         decision = self._scheduler.schedule()
         if not decision.chunks:
             return
@@ -152,10 +156,9 @@ class Simulation:
         return self._model.step_s(depths, prefills) + self._machine.overhead_s
 
     def _expire(self) -> None:
-        limit_s = self.now_s - self._machine.max_queue_s
-        for sequence in [item for item in self._scheduler.waiting if item.request.arrival_s < limit_s]:
+        for sequence, error in tuple(self._admission.past_patience(self.now_s, Speeds())):
             self._scheduler.finish(sequence, FinishReason.ERROR)
-            self._end(self._flights.pop(sequence.request_id), Outcome.ERROR, code="timeout")
+            self._end(self._flights.pop(sequence.request_id), Outcome.REJECTED, code=error.code)
 
     def _update(self, chunk: Chunk) -> None:
         sequence = chunk.sequence

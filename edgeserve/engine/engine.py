@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from edgeserve.config import EngineConfig
+from edgeserve.engine.admission import Admission, Speeds
 from edgeserve.engine.decode_alone import DecodeAlone
 from edgeserve.engine.detokenizer import Detokenizer
 from edgeserve.engine.kv_cache import KVCache
@@ -26,13 +27,7 @@ from edgeserve.engine.request import (
 from edgeserve.engine.scheduler import Chunk, FixedChunk, Scheduler, SchedulerOutput
 from edgeserve.engine.step_book import StepBook
 from edgeserve.engine.step_cost import StepCost
-from edgeserve.errors import (
-    ContextLengthError,
-    EngineError,
-    QueueFullError,
-    RequestError,
-    RequestTimeoutError,
-)
+from edgeserve.errors import ContextLengthError, EngineError, QueueFullError, RequestError
 from edgeserve.llama import Model
 from edgeserve.llama_context import Context
 
@@ -52,6 +47,9 @@ class Engine:
             ),
             token_budget=config.n_batch,
             chunk_policy=FixedChunk(config.prefill_chunk) if config.prefill_chunk else self.step_cost,
+        )
+        self._admission = Admission(
+            self.scheduler, config.max_waiting, config.max_waiting_tokens, config.max_queue_s
         )
         self._sequences: dict[str, Sequence] = {}
         self._detokenizers: dict[str, Detokenizer] = {}
@@ -76,13 +74,12 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ContextLengthError or QueueFullError: that request's answer."""
-        max_tokens = self.check(request)
-        if self.scheduler.num_queued(1) > self._config.max_waiting:
+        sequence = Sequence(request, self.check(request))
+        try:
+            self._admission.check(sequence, self._speeds())
+        except QueueFullError:
             self._finished["rejected"] += 1
-            raise QueueFullError(
-                f"{self.scheduler.num_queued()} requests are waiting, as many as may.", self._retry_after_s()
-            )
-        sequence = Sequence(request, max_tokens)
+            raise
         self._sequences[request.request_id] = sequence
         self._detokenizers[request.request_id] = Detokenizer(request.sampling.stop)
         self.scheduler.add(sequence)
@@ -102,8 +99,10 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Admit, decide, run, update. Returns what is new for each sequence that took part or ended."""
-        outputs = self._expire()
+        outputs = self._give_up(self._admission.past_deadline(time.perf_counter()))
         self._admit()
+        if self.scheduler.waiting:
+            outputs += self._give_up(self._admission.past_patience(time.perf_counter(), self._speeds()))
         decision = self.scheduler.schedule()
         if not decision.chunks:
             return outputs
@@ -118,13 +117,8 @@ class Engine:
         outputs += [self._update(result, end) for result in sampled]
         return outputs
 
-    def _expire(self) -> list[RequestOutput]:
-        limit = time.perf_counter() - self._config.max_queue_s
-        late = [sequence for sequence in self.scheduler.waiting if sequence.request.arrival_s < limit]
-        error = RequestTimeoutError(
-            f"The request waited longer than {self._config.max_queue_s:g} s for its turn."
-        )
-        return [self._end(sequence, FinishReason.ERROR, error) for sequence in late]
+    def _give_up(self, late: Iterable[tuple[Sequence, RequestError]]) -> list[RequestOutput]:
+        return [self._end(sequence, FinishReason.ERROR, error) for sequence, error in tuple(late)]
 
     def _admit(self) -> None:
         for sequence, placement in self.scheduler.admit():
@@ -218,6 +212,8 @@ class Engine:
         self.runner.release(sequence)
         del self._sequences[sequence.request_id]
         self._finished[reason.value] += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._totals["answered"] += sequence.num_output_tokens
         return self._output(sequence, text, token_ids, logprobs)
 
     def _output(
@@ -261,14 +257,16 @@ class Engine:
         alone_s = self._decode_alone.estimate_s(decision.num_decode_tokens, depth)
         return self.step_cost.decode_s(decision.num_decode_tokens) if alone_s is None else alone_s
 
-    def _retry_after_s(self) -> float:
-        """When a slot is likely to be free: the tokens that running sequences may still make, at the speed so
-        far, shared by the slots."""
-        if not self._totals["output"] or not self._book.num_steps:
-            return 1.0
-        left = [sequence.max_tokens - sequence.num_output_tokens for sequence in self.scheduler.running]
-        per_token_s = (self._book.decode_s + self._book.prefill_s) / self._totals["output"]
-        return max(1.0, min(left, default=0) * per_token_s)
+    def _speeds(self) -> Speeds:
+        """What was measured so far, for looking ahead."""
+        num_answers = self._finished[FinishReason.STOP.value] + self._finished[FinishReason.LENGTH.value]
+        num_computed = self._totals["prompt"] - self._totals["cached"]
+        mean_step_s = (self._book.decode_s + self._book.prefill_s) / max(1, self._book.num_steps)
+        return Speeds(
+            decode_step_s=self.step_cost.decode_s(max(1, len(self.scheduler.running))) or mean_step_s,
+            prompt_token_s=self._book.prefill_s / num_computed if num_computed else 0.0,
+            mean_output_tokens=self._totals["answered"] / num_answers if num_answers else None,
+        )
 
     def stats(self) -> EngineStats:
         """The engine as it stands, for observers."""

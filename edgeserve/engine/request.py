@@ -31,6 +31,26 @@ class SequenceStatus(StrEnum):
     FINISHED = "finished"
 
 
+class Priority(StrEnum):
+    """INTERACTIVE goes first; BATCH waits for it, but not without bound (waiting_queue.py)."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """How a request wants to be treated while others want the machine too. Seconds; None: no own limit.
+
+    `max_queue_s` counts from the handing over and ends with the first step, `deadline_s` from the arrival and
+    ends with the last token.
+    """
+
+    priority: Priority = Priority.INTERACTIVE
+    max_queue_s: float | None = None
+    deadline_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked. Immutable.
@@ -48,9 +68,15 @@ class Request:
     cache_namespace: str = ""
     cache_prompt: bool = True
     front_end_s: float = 0.0
+    urgency: Urgency = Urgency()
 
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, "the front end refuses empty prompts"
+
+    @property
+    def queued_s(self) -> float:
+        """The clock when the front end handed it over."""
+        return self.arrival_s + self.front_end_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ computes some of them. Decodes (one such token) go first; prompts share what the
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from edgeserve.engine.kv_cache import KVCache, Placement
-from edgeserve.engine.request import FinishReason, Sequence, SequenceStatus
+from edgeserve.engine.request import FinishReason, Priority, Sequence, SequenceStatus
+from edgeserve.engine.waiting_queue import WaitingQueue
 
 OLDEST_SHARE = 4
 """The oldest unfinished prompt gets at least one in so many of a step's prompt tokens."""
@@ -91,7 +91,7 @@ class Scheduler:
     def __init__(self, kv_cache: KVCache, token_budget: int, chunk_policy: ChunkPolicy) -> None:
         """`token_budget` is the most tokens of any step; `chunk_policy` says how many may be prompt."""
         self.kv_cache = kv_cache
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self._token_budget = token_budget
         self._chunk_policy = chunk_policy
@@ -100,9 +100,13 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def num_queued(self, num_new: int = 0) -> int:
-        """Waiting sequences, and `num_new` more, beyond those that a free slot will take at the next step."""
-        return max(0, len(self.waiting) + num_new - (len(self.kv_cache.slots) - len(self.running)))
+    def queued(self, newest: Sequence) -> list[Sequence]:
+        """The sequences that would wait if `newest` were added, without those that free slots will take at
+        the next step."""
+        waiting = [*self.waiting, newest]
+        has_cells = not self.kv_cache.num_missing_cells(waiting[0])
+        num_free = len(self.kv_cache.slots) - len(self.running) if has_cells else 0
+        return waiting[num_free:]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits: its prompt and cap are within `n_ctx_seq` (checked at the front)."""
@@ -110,14 +114,15 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def admit(self) -> list[tuple[Sequence, Placement]]:
-        """Move waiting sequences into free slots, first come first served."""
+        """Move waiting sequences into free slots, in the queue's order: who comes next is never passed by
+        one that needs less, or it might wait for ever."""
         admitted: list[tuple[Sequence, Placement]] = []
         while self.waiting:
-            sequence = self.waiting[0]
+            sequence = self.waiting.head
             placement = self.kv_cache.place(sequence)
             if placement is None:
                 break
-            self.waiting.popleft()
+            self.waiting.pop()
             self.kv_cache.acquire(placement, sequence)
             sequence.status = SequenceStatus.PREFILL
             sequence.num_cached_tokens = sequence.num_computed_tokens = placement.num_cached_tokens
@@ -175,12 +180,13 @@ class Scheduler:
 
 def _share(prefilling: list[Sequence], budget: int) -> Iterable[Chunk]:
     """Divide a step's prompt tokens: a part is the oldest prompt's own, so that it is never starved; the rest
-    goes to the shortest first, so that a short newcomer does not wait behind a long prompt."""
+    goes to interactive requests before batch ones, and among them to the shortest first, so that a short
+    newcomer does not wait behind a long prompt."""
     oldest, *_ = prefilling
     own = min(oldest.num_uncomputed_tokens, max(1, budget // OLDEST_SHARE))
     shares = {oldest.request_id: own}
     left = budget - own
-    for sequence in sorted(prefilling, key=lambda sequence: sequence.num_uncomputed_tokens):
+    for sequence in sorted(prefilling, key=_turn):
         given = shares.get(sequence.request_id, 0)
         more = min(left, sequence.num_uncomputed_tokens - given)
         shares[sequence.request_id] = given + more
@@ -190,3 +196,7 @@ def _share(prefilling: list[Sequence], budget: int) -> Iterable[Chunk]:
         for sequence in prefilling
         if shares[sequence.request_id]
     ]
+
+
+def _turn(sequence: Sequence) -> tuple[bool, int]:
+    return sequence.request.urgency.priority is Priority.BATCH, sequence.num_uncomputed_tokens

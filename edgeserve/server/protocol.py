@@ -13,8 +13,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from edgeserve.engine.request import Priority, Urgency
 from edgeserve.engine.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
 from edgeserve.errors import InvalidRequestError, UsageError
+
+MAX_WAIT_MS = 86_400_000
+"""A day: the longest wait or deadline that a request may name."""
 
 
 def _integral(value: object) -> object:
@@ -109,6 +113,9 @@ class GenerationRequest(Wire, ABC):
     cache_prompt: bool = True
     timings_per_token: bool = False
     return_progress: bool = False
+    priority: str = Priority.INTERACTIVE.value
+    max_queue_ms: float | None = None
+    deadline_ms: float | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
 
@@ -150,6 +157,17 @@ class GenerationRequest(Wire, ABC):
             del options["seed"]
         return SamplingParams(**options)
 
+    def urgency(self) -> Urgency:
+        """Raises InvalidRequestError naming the field and its range."""
+        known = [priority.value for priority in Priority]
+        if self.priority not in known:
+            raise InvalidRequestError(f"priority must be one of {', '.join(known)}.", param="priority")
+        return Urgency(
+            Priority(self.priority),
+            max_queue_s=_seconds("max_queue_ms", self.max_queue_ms),
+            deadline_s=_seconds("deadline_ms", self.deadline_ms),
+        )
+
     def _refuse_unsupported(self) -> None:
         for name in ("grammar", "json_schema"):
             if getattr(self, name):
@@ -179,6 +197,16 @@ class OpenAIRequest(GenerationRequest):
         super()._refuse_unsupported()
         if self.response_format and self.response_format.get("type") != "text":
             raise unsupported("response_format")
+
+
+def _seconds(name: str, value_ms: float | None) -> float | None:
+    if value_ms is None:
+        return None
+    if not 0 <= value_ms <= MAX_WAIT_MS:
+        raise InvalidRequestError(
+            f"{name} must be between 0 and {MAX_WAIT_MS}; got {value_ms:g}.", param=name
+        )
+    return value_ms / 1e3
 
 
 def _first(*values: float | None) -> float | None:

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from edgeserve.engine.request import FinishReason, RequestTimings
-from edgeserve.errors import RequestError, RequestTimeoutError, UnavailableError
+from edgeserve.errors import QueueTimeoutError, RequestError, RequestTimeoutError, UnavailableError
 from edgeserve.server.events import Delta, Event, Finish, Generation
 from edgeserve.server.http_errors import CancelledRequestError, ClientLeftError
 from edgeserve.server.metrics_export import Metrics, cache_state_of
@@ -116,7 +116,7 @@ def outcome_of(error: BaseException | None, reasons: Collection[FinishReason], *
         return "length" if FinishReason.LENGTH in reasons else "ok"
     if isinstance(error, GeneratorExit | asyncio.CancelledError | CancelledRequestError | ClientLeftError):
         return "cancelled"
-    if isinstance(error, RequestTimeoutError):
+    if isinstance(error, RequestTimeoutError | QueueTimeoutError):
         return "timeout"
     is_refusal = isinstance(error, RequestError) and error.status < 500
     return "rejected" if is_refusal or (isinstance(error, UnavailableError) and not has_begun) else "error"

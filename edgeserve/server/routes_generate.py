@@ -121,6 +121,7 @@ def _requests(
     ask: GenerationRequest,
 ) -> tuple[Request, ...]:
     num_choices = len(prompts) * n
+    urgency = ask.urgency()
     front_end_s = time.perf_counter() - arrival_s
     return tuple(
         Request(
@@ -131,6 +132,7 @@ def _requests(
             cache_namespace=http.scope[NAMESPACE_KEY],
             cache_prompt=ask.cache_prompt,
             front_end_s=front_end_s,
+            urgency=urgency,
         )
         for index in range(num_choices)
     )

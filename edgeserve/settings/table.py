@@ -238,6 +238,10 @@ SETTINGS: tuple[Setting, ...] = (
         "requests that may wait; one more is answered 429", QUEUE,
     ),
     Setting(
+        "engine", "max_waiting_tokens", ("--max-waiting-tokens",), WholeNumber(0),
+        "prompt tokens that may wait in all; what would exceed them is answered 429; 0 sets no limit", QUEUE,
+    ),
+    Setting(
         "engine", "max_queue_s", ("--max-queue-s",), Number(0),
         "seconds that a request may wait for its turn", QUEUE,
     ),

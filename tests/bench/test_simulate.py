@@ -182,8 +182,8 @@ def test_who_waits_too_long_is_told_so() -> None:
     simulation = Simulation(Machine(n_seq_max=1, max_queue_s=1.0), MODEL)
     simulation.open_loop([Planned(index, 200, 100, at_s=0.0) for index in range(4)])
     codes = [record.code for record in simulation.records]
-    assert codes.count("timeout") >= 1
-    assert sum(record.is_ok for record in simulation.records) + codes.count("timeout") == 4
+    assert codes.count("queue_timeout") >= 1
+    assert sum(record.is_ok for record in simulation.records) + codes.count("queue_timeout") == 4
 
 
 def test_only_a_shared_prefix_is_found_in_the_cache() -> None:

@@ -10,7 +10,7 @@ from harness import Result, engine_of, equal_or_close, request, run, step
 from edgeserve.engine.engine import Engine
 from edgeserve.engine.request import FinishReason
 from edgeserve.engine.sampling_params import SamplingParams
-from edgeserve.errors import ContextLengthError, EngineError, QueueFullError, RequestTimeoutError
+from edgeserve.errors import ContextLengthError, EngineError, QueueFullError, QueueTimeoutError
 from edgeserve.llama import Model
 
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
@@ -129,7 +129,11 @@ def test_more_requests_than_slots_all_finish_in_order(engine: Engine, model: Mod
     results = run(engine, *requests)
     assert all(len(result.token_ids) == 3 for result in results.values())
     assert not engine.has_work
-    starts = [round(item.arrival_s + results[item.request_id].timings.queue_s, 6) for item in requests]
+    spans = [results[item.request_id].timings for item in requests]
+    starts = [
+        round(item.arrival_s + span.queue_s + span.restore_s, 6)
+        for item, span in zip(requests, spans, strict=True)
+    ]
     assert starts == sorted(starts)
 
 
@@ -168,9 +172,12 @@ def test_waiting_has_a_limit(model: Model) -> None:
         engine.add(request("a", tokens(model), greedy(max_tokens=2)))
         step(engine, results)
         engine.add(request("late", tokens(model)))
-        object.__setattr__(engine.scheduler.waiting[0].request, "arrival_s", -100.0)
+        object.__setattr__(engine.scheduler.waiting.head.request, "arrival_s", -100.0)
         step(engine, results)
-        assert isinstance(results["late"].error, RequestTimeoutError)
+        error = results["late"].error
+        assert isinstance(error, QueueTimeoutError)
+        assert "5000 ms" in error.message
+        assert "a free sequence" in error.message
 
 
 class FailingContext:

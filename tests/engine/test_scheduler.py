@@ -120,12 +120,12 @@ def test_what_a_waiting_sequence_waits_for_is_said() -> None:
     made.add(sequence("a", 60, max_tokens=20))
     made.add(sequence("b", 40, max_tokens=10))
     made.admit()
-    assert made.waits_for(made.waiting[0]) == "30 KV cells"
+    assert made.waits_for(made.waiting.head) == "30 KV cells"
     made = scheduler(num_slots=1)
     made.add(sequence("a", 5))
     made.add(sequence("b", 5))
     made.admit()
-    assert made.waits_for(made.waiting[0]) == "a free sequence"
+    assert made.waits_for(made.waiting.head) == "a free sequence"
 
 
 @dataclass

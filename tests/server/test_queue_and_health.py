@@ -160,9 +160,52 @@ def test_a_wait_that_is_too_long_ends_with_a_status(serve_apart: ServeApart) -> 
     with streaming(live, max_tokens=900) as running:
         next(running)
         for stream in (False, True):
-            error = live.error("/v1/chat/completions", 504, messages=HI, stream=stream)
-            assert (error["type"], error["code"]) == ("timeout_error", "timeout")
+            error = live.error("/v1/chat/completions", 429, messages=HI, stream=stream)
+            assert (error["type"], error["code"]) == ("rate_limit_error", "queue_timeout")
+            assert error["cause"] == "sequences"
     assert 'outcome="timeout"} 2.0' in live.http.get("/metrics").text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
+def test_a_request_says_how_long_it_will_wait(live: Live, path: str) -> None:
+    """On every endpoint: at once or not at all, and a deadline that passes in the queue."""
+    live.wait_until_idle()
+    body = {"messages": HI} if "chat" in path else {"prompt": "Hi"}
+    with ExitStack() as stack:
+        for _ in range(NUM_SLOTS):
+            next(stack.enter_context(streaming(live)))
+        response = live.http.post(path, json={**body, "max_queue_ms": 0})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["cause"]) == (429, "queue_timeout", "sequences")
+        assert int(response.headers["retry-after"]) >= error["retry_after_s"]
+        error = live.error(path, 504, **body, deadline_ms=50)
+        assert (error["code"], "in the queue" in error["message"]) == ("deadline_exceeded", True)
+    live.wait_until_idle()
+    assert live.post(path, **body, max_queue_ms=0, deadline_ms=80_000_000, max_tokens=1, priority="batch")
+
+
+def test_a_deadline_ends_a_stream_with_an_error(live: Live) -> None:
+    live.wait_until_idle()
+    with streaming(live, deadline_ms=2000, max_tokens=2000) as stream:
+        documents = sse_documents(b"".join(stream).decode())
+    assert documents[-1]["error"]["code"] == "deadline_exceeded"
+    live.wait_until_idle()
+    assert live.stats.num_used_cells == live.stats.num_cached_cells
+
+
+def test_a_batch_request_lets_others_go_first(live: Live) -> None:
+    live.wait_until_idle()
+    long = [{"role": "user", "content": "word " * 30}]
+    asks = [{"messages": long, "priority": "batch"}, {"messages": HI}, {"messages": HI}]
+    with ExitStack() as stack:
+        for _ in range(NUM_SLOTS):
+            next(stack.enter_context(streaming(live)))
+        for number, ask in enumerate(asks, start=1):
+            stack.enter_context(streaming(live, max_tokens=1, **ask))
+            live.wait_until(lambda number=number: len(live.stats.waiting) == number, "for it to wait")
+        sizes = [item.timings.num_prompt_tokens for item in live.stats.waiting]
+    assert sizes[0] == sizes[1] < sizes[2]
+    live.wait_until_idle()
 
 
 def test_a_request_that_left_the_queue_is_counted_as_such(serve_apart: ServeApart) -> None:

@@ -69,12 +69,20 @@ def test_constraints_are_refused_on_the_other_endpoints_too(live: Live) -> None:
         *(("seed", value) for value in (-2, 2**70)),
         *(("min_tokens", value) for value in (-1,)),
         *(("repeat_last_n", value) for value in (-2,)),
+        *(("max_queue_ms", value) for value in (-1, 1e12)),
+        *(("deadline_ms", value) for value in (-0.5, 1e12)),
     ],
 )
 def test_numbers_out_of_range_name_their_range(live: Live, field: str, value: float) -> None:
     error = live.error(CHAT, 400, messages=HI, **{field: value})
     assert error["param"] == field
     assert any(word in error["message"] for word in ("between", "at least", "integer"))
+
+
+@pytest.mark.parametrize("value", ["urgent", 3, True])
+def test_an_unknown_priority_is_refused(live: Live, value: object) -> None:
+    error = live.error(CHAT, 400, messages=HI, priority=value)
+    assert error["param"] == "priority"
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
