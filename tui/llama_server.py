@@ -61,24 +61,33 @@ def _totals(metrics: Mapping[str, float]) -> Totals:
 
 
 def _sequence(slot: Mapping[str, Any]) -> SequenceView:
-    num_output = _decoded(slot)
+    num_output, num_left = _output(slot)
     num_cached = slot.get("n_prompt_tokens_cache")
+    num_evaluated = _evaluated(slot, num_cached)
+    num_prompt = slot.get("n_prompt_tokens")
+    if num_output and num_prompt is not None and num_evaluated is not None:
+        # By now it counts the answer too.
+        num_prompt = num_evaluated + (num_cached or 0)
     return SequenceView(
         request_id=str(slot.get("id_task", "")),
         status=Status.DECODE if num_output else Status.PREFILL,
         slot=int(slot.get("id", -1)),
-        num_prompt=slot.get("n_prompt_tokens"),
+        num_prompt=num_prompt,
         num_cached=num_cached,
-        num_evaluated=_evaluated(slot, num_cached),
+        num_evaluated=num_evaluated,
         num_output=num_output,
+        max_tokens=num_output + num_left if num_left > 0 else None,
     )
 
 
-def _decoded(slot: Mapping[str, Any]) -> int:
-    """`next_token` is an object in older versions and a list of one in newer ones."""
+def _output(slot: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens that are out, and those that may follow: -1 without a limit. `next_token` is an object in older
+    versions and a list of one in newer ones."""
     entry = slot.get("next_token")
     entry = entry[0] if isinstance(entry, list) and entry else entry
-    return int(entry.get("n_decoded", 0)) if isinstance(entry, dict) else 0
+    if not isinstance(entry, dict):
+        return 0, -1
+    return int(entry.get("n_decoded", 0)), int(entry.get("n_remain", -1))
 
 
 def _evaluated(slot: Mapping[str, Any], num_cached: int | None) -> int | None:

@@ -24,6 +24,7 @@ from tui.feed_screen import FeedScreen
 from tui.findings import findings
 from tui.history import BUCKET_S
 from tui.lines import TwoEndedLine
+from tui.llama_server import NO_STEPS
 from tui.memory_panel import MemoryPanel
 from tui.messages import FeedChanged, StartServer
 from tui.request_list import RequestList, Row
@@ -68,6 +69,7 @@ class MonitorScreen(FeedScreen):
         &.-narrow #decode { width: 1fr; }
         &.-short #charts { height: 7; }
         &.-short #steps { height: 5; }
+        &.-stepless #steps { height: 3; min-height: 3; }
         &.-narrow.-short #charts { height: 6; }
         &.-narrow.-short #memory { height: 2; border: none; }
         &.-short #lower { height: 1fr; }
@@ -149,9 +151,11 @@ class MonitorScreen(FeedScreen):
     def _show_steps(self) -> None:
         timeline = self.query_one(StepTimeline)
         history, now_s = self.feed.history, self.feed.now()
-        if self.feed.latest is not None and self.feed.latest.steps is None:
-            timeline.border_title = "steps  this server does not tell them"
-            timeline.border_subtitle = ""
+        is_absent = self.feed.latest is not None and self.feed.latest.steps is None
+        self.set_class(is_absent, "-stepless")
+        if is_absent:
+            timeline.border_title, timeline.border_subtitle = "steps", ""
+            timeline.show_absent(NO_STEPS)
             return
         timeline.show(list(history.steps)[-max(1, timeline.num_columns) :], target_ms(self.feed))
         timeline.border_title = (
@@ -203,7 +207,7 @@ class MonitorScreen(FeedScreen):
             remedy.show([])
             unknown = self.feed.facts.unknown if self.feed.facts else ()
             text = f"{len(unknown)} things this server does not tell" if unknown else "nothing stands out"
-            line.show([(text, "quiet")], [("[e]", "quiet")] if unknown else [])
+            line.show([(text, "quiet")], [("[e] which", "quiet")] if unknown else [])
             return
         first, *others = self.findings
         label = ("finding", "stalled") if first.level == "problem" else ("note", "quiet")

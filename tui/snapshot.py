@@ -116,6 +116,16 @@ class Snapshot:
         return (*self.running, *(self.waiting or ()))
 
     @property
+    def tells_prefill(self) -> bool:
+        """Whether prompts can be timed: from steps, or from counters."""
+        return self.steps is not None or self.totals is not None
+
+    @property
+    def tells_decode(self) -> bool:
+        """Whether tokens can be timed: from steps, or from slots that are looked at again and again."""
+        return self.steps is not None or self.num_slots > 0
+
+    @property
     def is_idle(self) -> bool:
         return not self.running and not self.num_waiting
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -129,7 +130,7 @@ def _polled_facts(url: str, props: Mapping[str, Any], meta: tuple[str, Mapping[s
     return ServerFacts(
         url=url,
         kind=ServerKind.LLAMA_SERVER if num_slots is not None else ServerKind.OTHER,
-        model=meta[0],
+        model=_short_name(meta[0]),
         model_path=str(props.get("model_path", "")),
         n_ctx_seq=n_ctx_seq or meta[1].get("n_ctx"),
         n_ctx_train=meta[1].get("n_ctx_train"),
@@ -137,6 +138,12 @@ def _polled_facts(url: str, props: Mapping[str, Any], meta: tuple[str, Mapping[s
         request_defaults=_defaults(props),
         build=str(props.get("build_info", "")),
     )
+
+
+def _short_name(model: str) -> str:
+    """Without the folder, where llama-server gives its file as the name."""
+    is_path = model.startswith("/") or model[1:3] == ":\\"
+    return re.split(r"[/\\]", model)[-1] if is_path else model
 
 
 def _defaults(props: Mapping[str, Any]) -> Mapping[str, Any]:

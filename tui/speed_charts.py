@@ -7,6 +7,8 @@ from tui.charts import TimeChart
 from tui.feed import Feed
 from tui.history import Bucket
 
+NOT_TOLD = "this server does not tell it"
+
 
 def show_speeds(feed: Feed, prefill: TimeChart, decode: TimeChart, column_s: float) -> None:
     """Both charts up to now, a column for every `column_s` seconds."""
@@ -16,11 +18,13 @@ def show_speeds(feed: Feed, prefill: TimeChart, decode: TimeChart, column_s: flo
     gaps = [column.ms_per_token for column in columns]
     prefill.show(speeds[-max(1, prefill.num_columns) :], column_s)
     decode.show(gaps[-max(1, decode.num_columns) :], column_s, target_ms(feed))
-    speed = words.rate(now.prefill_tokens_per_s) if now.prefill_tokens else "idle"
-    prefill.border_title = f"prefill  [b $prefill]{speed}[/]"
-    prefill.border_subtitle = "tok/s"
-    decode.border_title = f"decode  [b $decode]{_decode_text(now)}[/]"
-    decode.border_subtitle = f"ms/token   {_target_text(feed)}"
+    latest = feed.latest
+    tells_prefill = latest is None or latest.tells_prefill
+    tells_decode = latest is None or latest.tells_decode
+    prefill.border_title = f"prefill  [b $prefill]{_prefill_text(now) if tells_prefill else words.NA}[/]"
+    prefill.border_subtitle = "tok/s" if tells_prefill else NOT_TOLD
+    decode.border_title = f"decode  [b $decode]{_decode_text(now) if tells_decode else words.NA}[/]"
+    decode.border_subtitle = f"ms/token   {_target_text(feed)}" if tells_decode else NOT_TOLD
 
 
 def target_ms(feed: Feed) -> float | None:
@@ -44,6 +48,10 @@ def _target_text(feed: Feed) -> str:
         return f"╌ target {words.duration(target / 1e3)}"
     is_automatic = feed.facts is not None and feed.facts.itl_target_ms == 0
     return "target automatic" if is_automatic else "target not told"
+
+
+def _prefill_text(now: Bucket) -> str:
+    return words.rate(now.prefill_tokens_per_s) if now.prefill_tokens else "idle"
 
 
 def _decode_text(now: Bucket) -> str:

@@ -185,7 +185,7 @@ async def test_llama_server_shows_what_it_tells_and_names_the_rest(monkeypatch):
             await until_shown(pilot, "prefill  200 tok/s")
             text = screen_text(app)
             assert "llama-server" in text
-            assert "this server does not tell them" in text
+            assert "only edgeserve's own server tells them" in text
             assert "500 (100)" in text
             assert re.search(r"cells\s+n/a", text)
             await press(pilot, "c")
@@ -193,6 +193,16 @@ async def test_llama_server_shows_what_it_tells_and_names_the_rest(monkeypatch):
             await press(pilot, "e")
             await until(pilot, lambda: isinstance(app.screen, Figures), "for what is unknown")
             assert "TTFT" in app.screen.text.plain
+
+
+async def test_what_cannot_be_known_is_not_called_idle():
+    with llama_server([slot(0, decoded=10)], None) as stand_in:
+        app = EdgeserveApp(Feed(stand_in.url))
+        async with app.run_test(size=(120, 30)) as pilot:
+            await until_shown(pilot, "prefill  n/a")
+            await until_shown(pilot, "this server does not tell it")
+            await until_shown(pilot, "queue n/a")
+            await until_shown(pilot, "4 things this server does not tell")
 
 
 async def test_memory_is_planned_by_the_planner_and_read_from_the_system(live, monkeypatch):

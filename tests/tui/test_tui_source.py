@@ -78,7 +78,24 @@ async def test_llama_server_is_polled_and_says_what_it_cannot_tell():
     assert (prefilling.status, prefilling.prompt_share) == (Status.PREFILL, 1.0)
     assert (snapshot.waiting, snapshot.num_waiting) == (None, 2)
     assert snapshot.steps is None and snapshot.cells is None
+    assert decoding.max_tokens == 112
     assert snapshot.totals.prefill_ms == 3500
+
+
+async def test_a_prompt_stays_as_long_as_it_was_while_its_answer_grows():
+    """llama-server's count of a slot's prompt takes in what has been said."""
+    busy = slot(0, decoded=80, n_prompt_tokens=426, n_prompt_tokens_processed=342, n_prompt_tokens_cache=4)
+    with llama_server([busy], {}) as stand_in:
+        snapshot = await first(stand_in.url, Snapshot)
+    assert snapshot.running[0].num_prompt == 346
+
+
+async def test_of_a_model_that_is_named_by_its_file_the_folder_is_left_out():
+    with llama_server([], {}) as stand_in:
+        stand_in.model = "/models/a b/qwen.gguf"
+        assert (await first(stand_in.url, ServerFacts)).model == "qwen.gguf"
+        stand_in.model = "org/qwen"
+        assert (await first(stand_in.url, ServerFacts)).model == "org/qwen"
 
 
 async def test_older_forms_of_slots_are_read():
@@ -89,12 +106,16 @@ async def test_older_forms_of_slots_are_read():
     assert (view.num_output, view.num_prompt, view.num_evaluated) == (7, None, None)
 
 
-@pytest.mark.parametrize(("slots", "metrics", "flag"), [(None, {}, "--slots"), ([], None, "--metrics")])
+@pytest.mark.parametrize(
+    ("slots", "metrics", "flag"), [(None, {"requests_deferred": 0}, "--slots"), ([], None, "--metrics")]
+)
 async def test_switched_off_endpoints_are_named_with_their_flag(slots, metrics, flag):
     with llama_server(slots, metrics) as stand_in:
         facts = await first(stand_in.url, ServerFacts)
-        await first(stand_in.url, Snapshot)
+        snapshot = await first(stand_in.url, Snapshot)
     assert any(flag in sentence for sentence in facts.unknown)
+    assert snapshot.tells_prefill == (flag != "--metrics")
+    assert not snapshot.tells_decode
 
 
 async def test_a_refused_key_and_a_loading_model_are_said():

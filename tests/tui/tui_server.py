@@ -136,6 +136,7 @@ class LlamaServer:
     metrics: dict[str, float] | None
     url: str = ""
     n_ctx: int = 4096
+    model: str = "qwen3-4b"
     refusal: tuple[int, str] | None = None
     asked: list[str] = field(default_factory=list)
 
@@ -151,7 +152,7 @@ class LlamaServer:
                 "model_path": "/elsewhere/qwen.gguf",
                 "build_info": "b1-abc",
             },
-            "/v1/models": {"data": [{"id": "qwen3-4b", "meta": {"n_ctx_train": 40960}}]},
+            "/v1/models": {"data": [{"id": self.model, "meta": {"n_ctx_train": 40960}}]},
             "/health": {"status": "ok"},
         }
         if self.slots is not None:
