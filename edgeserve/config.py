@@ -63,6 +63,11 @@ class EngineConfig:
     itl_target_ms: float = 0.0
     """The longest gap between two tokens of a stream that steps are planned for; 0 derives it from the
     machine."""
+    spec_type: Literal["none", "ngram-simple"] = "none"
+    """Where drafts of coming tokens are taken from, to be verified several at once: nowhere, or from earlier
+    places of the same text."""
+    n_draft_max: int = 16
+    """Most drafted tokens in a step, all sequences together."""
     prefill_chunk: int = 0
     """Prompt tokens in every step, for experiments; 0 lets the gap target decide."""
     max_waiting: int = 64
@@ -77,7 +82,7 @@ class EngineConfig:
         for name in ("max_waiting", "max_waiting_tokens", "max_queue_s"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative.")
-        for name in ("n_seq_max", "n_batch", "n_ubatch"):
+        for name in ("n_seq_max", "n_batch", "n_ubatch", "n_draft_max"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1.")
         if self.n_batch < self.n_seq_max:
@@ -92,10 +97,17 @@ class EngineConfig:
         for cache_type in (self.type_k, self.type_v):
             if cache_type not in CACHE_TYPES:
                 raise UsageError(f"Unknown cache type {cache_type}.", f"One of: {', '.join(CACHE_TYPES)}.")
+        if self.n_draft_max > 256:
+            raise UsageError(f"n_draft_max {self.n_draft_max} is more than 256 tokens.")
         if self.type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise UsageError(
                 f"A quantized V cache ({self.type_v}) needs flash attention.", "Use -fa on, or -ctv f16."
             )
+
+    @property
+    def num_draft_rows(self) -> int:
+        """Rows of logits that a step may have beyond one a sequence."""
+        return 0 if self.spec_type == "none" else self.n_draft_max
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,7 @@ class Model:
                 f"llama.cpp could not load {Path(self.path).name}: {self.log.errors() or 'no reason given'}."
             )
         self.vocab = library.llama_model_get_vocab(self.handle)
+        self._pieces: dict[tuple[int, bool], bytes] = {}
         self.num_gpu_layers = _num_gpu_layers(self.log.lines)
         """Layers that went to a GPU, the output layer among them: what became of `n_gpu_layers`."""
 
@@ -260,6 +261,13 @@ class Model:
 
     def piece(self, token_id: int, *, special: bool = False) -> bytes:
         """The bytes of one token; b"" for a control token unless `special`."""
+        # Kept: a stream asks for each of its tokens, and the library for a buffer each time.
+        found = self._pieces.get((token_id, special))
+        if found is None:
+            found = self._pieces[token_id, special] = self._piece(token_id, special)
+        return found
+
+    def _piece(self, token_id: int, special: bool) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)

@@ -46,16 +46,24 @@ class Batch:
     def clear(self) -> None:
         self.num_tokens = 0
 
-    def add(self, token_ids: Sequence[int], first_pos: int, seq_id: int, *, last_logits: bool) -> int:
-        """Append consecutive tokens of one sequence; returns the row of the last. One row of logits at
-        most."""
+    def add(
+        self,
+        token_ids: Sequence[int],
+        first_pos: int,
+        seq_id: int,
+        *,
+        last_logits: bool = False,
+        all_logits: bool = False,
+    ) -> int:
+        """Append consecutive tokens of one sequence, with logits of the last of them, of all or of none;
+        returns the row of the last."""
         start, end = self.num_tokens, self.num_tokens + len(token_ids)
         assert end <= self.capacity, "the scheduler keeps a step within the batch"
         self._token[start:end] = token_ids
         self._pos[start:end] = np.arange(first_pos, first_pos + len(token_ids))
         self._seq_id[start:end] = seq_id
-        self._logits[start:end] = 0
-        self._logits[end - 1] = last_logits
+        self._logits[start:end] = all_logits
+        self._logits[end - 1] = last_logits or all_logits
         self.num_tokens = end
         return end - 1
 
@@ -70,9 +78,9 @@ class Context:
         params = library.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = config.n_ctx, config.n_batch, config.n_ubatch
         params.n_seq_max = config.n_seq_max
-        # One row of logits per sequence and step is all that is ever asked for; the library's default keeps
-        # room for n_batch rows, which costs 4 * n_vocab * n_ubatch bytes.
-        params.n_outputs_max = config.n_seq_max
+        # One row of logits per sequence and step, and one a drafted token, is all that is ever asked for; the
+        # library's default keeps room for n_batch rows, which costs 4 * n_vocab * n_ubatch bytes.
+        params.n_outputs_max = config.n_seq_max + config.num_draft_rows
         params.n_threads, params.n_threads_batch = config.n_threads, config.n_threads_batch
         params.flash_attn_type = _FLASH_ATTN_IDS[config.flash_attn]
         params.type_k, params.type_v = CACHE_TYPE_IDS[config.type_k], CACHE_TYPE_IDS[config.type_v]
@@ -85,6 +93,8 @@ class Context:
             raise _context_error(model.log, config)
         self._memory = library.llama_get_memory(self.handle)
         self._logits_ith = library.llama_get_logits_ith
+        self._rows = np.empty((0, 0), np.float32)
+        self._rows_key = (0, 0)
         self._window = 0 if config.swa_full else int(library.llama_model_n_swa(model.handle))
 
     def close(self) -> None:
@@ -124,6 +134,17 @@ class Context:
         """The logits of a row that asked for them, shape (n_vocab,): a view, valid until the next decode."""
         pointer = self._logits_ith(self.handle, row)
         return np.ctypeslib.as_array(pointer, shape=(self.model.n_vocab,))
+
+    def logits_rows(self, num_rows: int) -> NDArray[np.float32]:
+        """The logits of all rows that asked for them, in the order of the batch, shape (num_rows, n_vocab): a
+        view, valid until the next decode. Waits for the step."""
+        pointer = self._library.llama_get_logits(self.handle)
+        # The library keeps its buffer from step to step: a view is made anew only when that has moved.
+        key = (ctypes.addressof(pointer.contents), num_rows)
+        if key != self._rows_key:
+            self._rows = np.ctypeslib.as_array(pointer, shape=(num_rows, self.model.n_vocab))
+            self._rows_key = key
+        return self._rows
 
     def seq_rm(self, seq_id: int, first_pos: int, end_pos: int = -1) -> bool:
         """Drop a sequence's tokens from `first_pos` on. False where the model cannot drop a part."""

@@ -112,7 +112,16 @@ def fixed_of(settings: Settings) -> FixedSettings:
     if isinstance(per_request, int) and per_request and fixed.n_ctx is None:
         count = fixed.n_seq_max or (1 if settings.command == "chat" else Goals().most_parallel)
         fixed = replace(fixed, n_ctx=per_request * count, n_seq_max=count)
-    return fixed
+    return replace(fixed, n_outputs_max=_rows_with_drafts(settings, fixed))
+
+
+def _rows_with_drafts(settings: Settings, fixed: FixedSettings) -> int | None:
+    """Rows of logits where tokens are drafted; None leaves the usual one a sequence."""
+    config = engine_config(settings, Path())
+    if not config.num_draft_rows:
+        return None
+    num_sequences = fixed.n_seq_max or (1 if settings.command == "chat" else Goals().most_parallel)
+    return num_sequences + config.num_draft_rows
 
 
 def _is_given(settings: Settings, name: str) -> bool:

@@ -13,6 +13,7 @@ from edgeserve.config import EngineConfig
 from edgeserve.engine.admission import Admission, Speeds
 from edgeserve.engine.decode_alone import DecodeAlone
 from edgeserve.engine.detokenizer import Detokenizer
+from edgeserve.engine.drafter import Drafter
 from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.model_runner import DecodeFailedError, ModelRunner, SampledToken
 from edgeserve.engine.request import (
@@ -41,12 +42,16 @@ class Engine:
         self._config = config
         self.runner = ModelRunner(context, config.n_batch)
         self.step_cost = StepCost(config.itl_target_ms / 1e3)
+        # What a model cannot take back must not be computed on a guess.
+        can_draft = config.num_draft_rows > 0 and context.can_cut_back
+        self._drafter = Drafter(config.num_draft_rows) if can_draft else None
         self.scheduler = Scheduler(
             KVCache(
                 config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified, context.can_cut_back
             ),
             token_budget=config.n_batch,
             chunk_policy=FixedChunk(config.prefill_chunk) if config.prefill_chunk else self.step_cost,
+            drafter=self._drafter,
         )
         self._admission = Admission(
             self.scheduler, config.max_waiting, config.max_waiting_tokens, config.max_queue_s
@@ -112,9 +117,10 @@ class Engine:
                 chunk.sequence.first_scheduled_s = start
         sampled, failed = self._run(decision)
         end = time.perf_counter()
-        self._account(decision, start, end)
+        self._account(decision, sampled, start, end)
         outputs += failed
-        outputs += [self._update(result, end) for result in sampled]
+        for result in sampled:
+            outputs += self._update(result, end)
         return outputs
 
     def _give_up(self, late: Iterable[tuple[Sequence, RequestError]]) -> list[RequestOutput]:
@@ -167,32 +173,66 @@ class Engine:
 
     # -- after a step ---------------------------------------------------------------------------------------
 
-    def _update(self, result: SampledToken, now_s: float) -> RequestOutput:
+    def _update(self, result: SampledToken, now_s: float) -> list[RequestOutput]:
         sequence = result.chunk.sequence
         self.scheduler.computed(result.chunk)
-        if result.token_id is None:
-            return self._output(sequence)
-        return self._take(sequence, result.token_id, result.logprob, now_s)
-
-    def _take(
-        self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None, now_s: float
-    ) -> RequestOutput:
-        """A sampled token joins its sequence, which may end by it."""
+        if not result.token_ids:
+            return [self._output(sequence)]
         sequence.first_token_s = sequence.first_token_s or now_s
         sequence.last_token_s = now_s
+        return self._take_all(sequence, result)
+
+    def _take_all(self, sequence: Sequence, result: SampledToken) -> list[RequestOutput]:
+        """A step's tokens join their sequence one by one, as if each had had a step of its own, until it
+        ends. They make one output, or with log-probabilities one each: those are told apart by their
+        texts."""
+        outputs: list[RequestOutput] = []
+        text, first, last = "", 0, len(result.token_ids) - 1
+        for index, token_id in enumerate(result.token_ids):
+            if index:
+                self.scheduler.accept_draft(sequence)
+            text += self._take(sequence, token_id)
+            reason = self._reason_to_end(sequence, token_id)
+            if reason or index == last:
+                self._settle_draft(result, index + 1)
+            elif not result.logprobs:
+                continue
+            new = (text, result.token_ids[first : index + 1], result.logprobs[first : index + 1])
+            if reason:
+                return [*outputs, self._end(sequence, reason, None, *new)]
+            outputs.append(self._output(sequence, *new))
+            text, first = "", index + 1
+        return outputs
+
+    def _take(self, sequence: Sequence, token_id: int) -> str:
+        """A sampled token joins its sequence; returns the text that it brings."""
         self.scheduler.append_token(sequence, token_id)
         self._totals["output"] += 1
         self._n_tokens_max = max(self._n_tokens_max, sequence.num_tokens)
-        logprobs = (logprob,) if logprob else ()
+        if token_id in self._model.eog_ids:
+            return ""
         detokenizer = self._detokenizers[sequence.request_id]
-        is_eog = token_id in self._model.eog_ids
-        text = "" if is_eog else detokenizer.feed(self._piece(sequence, token_id))
+        text = detokenizer.feed(self._piece(sequence, token_id))
         sequence.stop_string = detokenizer.stop_string
-        if is_eog or sequence.stop_string is not None:
-            return self._end(sequence, FinishReason.STOP, None, text, (token_id,), logprobs)
-        if sequence.num_output_tokens >= sequence.max_tokens:
-            return self._end(sequence, FinishReason.LENGTH, None, text, (token_id,), logprobs)
-        return self._output(sequence, text, (token_id,), logprobs)
+        return text
+
+    def _reason_to_end(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        if token_id in self._model.eog_ids or sequence.stop_string is not None:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if sequence.num_output_tokens >= sequence.max_tokens else None
+
+    def _settle_draft(self, result: SampledToken, num_taken: int) -> None:
+        """Count what became of a draft, and free the cells of what was not taken."""
+        sequence, num_drafted = result.chunk.sequence, len(result.chunk.draft_token_ids)
+        if not num_drafted:
+            return
+        sequence.num_draft_tokens += num_drafted
+        sequence.num_accepted_tokens += num_taken - 1
+        self._totals["drafts"] += 1
+        self._totals["drafted"] += num_drafted
+        self._totals["accepted"] += num_taken - 1
+        if num_taken <= num_drafted:
+            self.runner.drop_draft(sequence)
 
     def _piece(self, sequence: Sequence, token_id: int) -> bytes:
         return self._model.piece(token_id, special=sequence.sampling.special_tokens)
@@ -237,11 +277,19 @@ class Engine:
 
     # -- time -----------------------------------------------------------------------------------------------
 
-    def _account(self, decision: SchedulerOutput, start_s: float, end_s: float) -> None:
+    def _account(
+        self, decision: SchedulerOutput, sampled: list[SampledToken], start_s: float, end_s: float
+    ) -> None:
         """Book a step's time: a clock cannot split a mixed step, so what it took longer than its decodes
         usually take alone counts as prefill, and as a stall of those decodes."""
         duration = end_s - start_s
         num_decodes, num_prefill = decision.num_decode_tokens, decision.num_prefill_tokens
+        if self._drafter and not num_prefill:
+            accepted = {result.chunk.sequence.request_id: result.num_accepted for result in sampled}
+            self._drafter.observe(accepted, decision.num_draft_tokens, duration)
+            if decision.num_draft_tokens:  # it says nothing of a decode's cost
+                self._book.add(start_s, duration, num_decodes, 0, duration, sum(accepted.values()))
+                return
         self.step_cost.observe(num_decodes, num_prefill, duration)
         decode_s = min(duration, self._alone_s(decision, duration))
         self._book.add(start_s, duration, num_decodes, num_prefill, decode_s)
@@ -291,6 +339,9 @@ class Engine:
             step_s_total=dict(self._book.seconds_by_kind),
             num_evicted_tokens_total=cache.num_evicted_tokens,
             n_tokens_max=self._n_tokens_max,
+            num_drafts_total=self._totals["drafts"],
+            num_draft_tokens_total=self._totals["drafted"],
+            num_accepted_tokens_total=self._totals["accepted"],
             finished_total=dict(self._finished),
             heartbeat_s=time.perf_counter(),
         )

@@ -10,6 +10,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeserve.engine.kv_cache import Placement
 from edgeserve.engine.request import Sequence, TokenLogprob
 from edgeserve.engine.sampler import Sampler
@@ -20,11 +23,17 @@ from edgeserve.llama_context import Batch, Context
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What one chunk brought: the chunk has run, and if it was its sequence's last a token was drawn."""
+    """What one chunk brought: it has run, and if it was its sequence's last a token was drawn, behind as many
+    of its drafted tokens as were drawn themselves."""
 
     chunk: Chunk
-    token_id: int | None = None
-    logprob: TokenLogprob | None = None
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that turned out right."""
+        return max(0, len(self.token_ids) - 1)
 
 
 class DecodeFailedError(EngineError):
@@ -86,7 +95,11 @@ class ModelRunner:
         if code != 0:
             raise DecodeFailedError(_explain(code))
         start_s = time.perf_counter()
-        sampled = [self._sample(chunk, row) for chunk, row in zip(chunks, rows, strict=True)]
+        logits = self._context.logits_rows(sum(chunk.num_logits for chunk in chunks))
+        sampled = []
+        for chunk, row in zip(chunks, rows, strict=True):
+            sampled.append(self._sample(chunk, row, logits))
+            logits = logits[chunk.num_logits :]
         self.sample_s += time.perf_counter() - start_s
         return sampled
 
@@ -94,6 +107,10 @@ class ModelRunner:
         """Free a finished sequence's sampler. Its tokens stay resident as prefix cache."""
         if sampler := self._samplers.pop(sequence.request_id, None):
             sampler.close()
+
+    def drop_draft(self, sequence: Sequence) -> None:
+        """Take away what a step computed for drafted tokens that the sequence did not take."""
+        self._context.seq_rm(sequence.seq_id, sequence.num_computed_tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop everything that a failed sequence left in memory."""
@@ -107,18 +124,32 @@ class ModelRunner:
 
     def _fill(self, chunks: tuple[Chunk, ...]) -> list[int]:
         self._batch.clear()
-        return [
-            self._batch.add(
-                chunk.token_ids, chunk.first_pos, chunk.sequence.seq_id, last_logits=chunk.samples
-            )
-            for chunk in chunks
-        ]
+        return [self._add(chunk) for chunk in chunks]
 
-    def _sample(self, chunk: Chunk, row: int) -> SampledToken:
+    def _add(self, chunk: Chunk) -> int:
+        """The row of the chunk's own last token; those of its draft follow."""
+        seq_id = chunk.sequence.seq_id
+        row = self._batch.add(chunk.token_ids, chunk.first_pos, seq_id, last_logits=chunk.samples)
+        if chunk.draft_token_ids:
+            self._batch.add(chunk.draft_token_ids, chunk.end_pos, seq_id, all_logits=True)
+        return row
+
+    def _sample(self, chunk: Chunk, row: int, logits: NDArray[np.float32]) -> SampledToken:
+        """Draw token after token, as single steps would, until one is not what was drafted: the rows behind
+        were computed from a wrong token."""
         if not chunk.samples:
             return SampledToken(chunk)
-        token_id, logprob = self._samplers[chunk.sequence.request_id].sample(self._context, row)
-        return SampledToken(chunk, token_id, logprob)
+        sampler = self._samplers[chunk.sequence.request_id]
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        for index in range(chunk.num_logits):
+            token_id, logprob = sampler.sample(self._context, row + index, logits[index])
+            token_ids.append(token_id)
+            if logprob:
+                logprobs.append(logprob)
+            if chunk.draft_token_ids[index : index + 1] != (token_id,):
+                break
+        return SampledToken(chunk, tuple(token_ids), tuple(logprobs))
 
 
 def _explain(code: int) -> str:

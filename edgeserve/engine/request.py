@@ -104,6 +104,9 @@ class RequestTimings:
     num_cached_tokens: int
     num_evaluated_tokens: int
     num_output_tokens: int
+    num_draft_tokens: int = 0
+    """Tokens that were guessed and verified several at once; of them the next field's many were right."""
+    num_accepted_tokens: int = 0
     front_end_s: float = 0.0
     queue_s: float | None = None
     restore_s: float = 0.0
@@ -180,6 +183,8 @@ class Sequence:
     seq_id: int = -1
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     error: RequestError | None = None
@@ -253,6 +258,8 @@ class Sequence:
             num_evaluated_tokens=min(self.num_computed_tokens, self.num_prompt_tokens)
             - self.num_cached_tokens,
             num_output_tokens=self.num_output_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
             front_end_s=self.request.front_end_s,
             queue_s=None if start is None else start - arrival - self.request.front_end_s - self.restore_s,
             restore_s=self.restore_s,
@@ -284,6 +291,8 @@ class StepStats:
     duration_s: float
     num_decode_tokens: int
     num_prefill_tokens: int
+    num_accepted_tokens: int = 0
+    """Drafted tokens that it brought beyond those decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +322,10 @@ class EngineStats:
     step_s_total: dict[str, float] = field(default_factory=dict)
     num_evicted_tokens_total: int = 0
     """Cached tokens given up to make room."""
+    num_drafts_total: int = 0
+    """Steps of a sequence that verified drafted tokens, and below these tokens and the accepted ones."""
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0
     n_tokens_max: int = 0
     """The longest that any sequence became."""
     finished_total: dict[str, int] = field(default_factory=dict)

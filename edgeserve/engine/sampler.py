@@ -34,9 +34,11 @@ class Sampler:
         if not params.is_greedy or params.has_penalties:
             self._chain = self._make_chain(model, self._last_tokens(prompt_token_ids))
 
-    def sample(self, context: Context, row: int) -> tuple[int, TokenLogprob | None]:
-        """Draw from a row of logits; the log-probabilities are those of the logits with biases applied."""
-        logits = context.logits(row)
+    def sample(
+        self, context: Context, row: int, logits: NDArray[np.float32]
+    ) -> tuple[int, TokenLogprob | None]:
+        """Draw from a row of the batch; `logits`, shape (n_vocab,), are its own, in the context's memory. The
+        log-probabilities are those of the logits with biases applied."""
         self._apply_biases(logits)
         if self._chain is None:
             token_id = int(logits.argmax())

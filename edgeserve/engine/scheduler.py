@@ -11,9 +11,10 @@ computes some of them. Decodes (one such token) go first; prompts share what the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from edgeserve.engine.drafter import Drafter
 from edgeserve.engine.kv_cache import KVCache, Placement
 from edgeserve.engine.request import FinishReason, Priority, Sequence, SequenceStatus
 from edgeserve.engine.waiting_queue import WaitingQueue
@@ -33,6 +34,8 @@ class Chunk:
     is_decode: bool
     samples: bool
     """Whether the sequence's last token is among them, so that the next one can be drawn."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Guesses of what follows that last token, computed with it and kept as far as they turn out right."""
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> Chunk:
@@ -48,6 +51,16 @@ class Chunk:
     @property
     def token_ids(self) -> list[int]:
         return self.sequence.token_ids[self.first_pos : self.first_pos + self.num_tokens]
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits that it asks for."""
+        return self.samples + len(self.draft_token_ids)
+
+    @property
+    def end_pos(self) -> int:
+        """The position behind its tokens, where its drafts begin."""
+        return self.first_pos + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,10 @@ class SchedulerOutput:
     @property
     def num_prefill_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks if not chunk.is_decode)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(len(chunk.draft_token_ids) for chunk in self.chunks)
 
 
 class ChunkPolicy(Protocol):
@@ -88,13 +105,21 @@ class FixedChunk:
 class Scheduler:
     """Decodes first, then prompts by chunks, then newcomers while a slot and cells are free."""
 
-    def __init__(self, kv_cache: KVCache, token_budget: int, chunk_policy: ChunkPolicy) -> None:
-        """`token_budget` is the most tokens of any step; `chunk_policy` says how many may be prompt."""
+    def __init__(
+        self,
+        kv_cache: KVCache,
+        token_budget: int,
+        chunk_policy: ChunkPolicy,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """`token_budget` is the most tokens of any step; `chunk_policy` says how many may be prompt.
+        `drafter` adds drafts to steps that only decode."""
         self.kv_cache = kv_cache
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self._token_budget = token_budget
         self._chunk_policy = chunk_policy
+        self._drafter = drafter
 
     @property
     def has_work(self) -> bool:
@@ -141,10 +166,21 @@ class Scheduler:
         decodes = [Chunk.of(sequence, 1) for sequence in self.running if sequence.is_decoding]
         left = self._token_budget - len(decodes)
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
-        if not prefilling or left < 1:
+        if not prefilling:
+            return SchedulerOutput(self._with_drafts(decodes, left))
+        if left < 1:
             return SchedulerOutput(tuple(decodes))
         budget = self._chunk_policy.prefill_tokens(len(decodes), left)
         return SchedulerOutput((*decodes, *_share(prefilling, budget)))
+
+    def _with_drafts(self, decodes: list[Chunk], room: int) -> tuple[Chunk, ...]:
+        """Only where no prompt waits for the step's end: it would wait for the drafts as well."""
+        if self._drafter is None:
+            return tuple(decodes)
+        drafts = self._drafter.propose([chunk.sequence for chunk in decodes], room)
+        return tuple(
+            replace(chunk, draft_token_ids=drafts.get(chunk.sequence.request_id, ())) for chunk in decodes
+        )
 
     def computed(self, chunk: Chunk) -> None:
         """Record that a chunk has run."""
@@ -155,6 +191,11 @@ class Scheduler:
         """Record a sampled token: it is the one uncomputed token of a decoding sequence."""
         sequence.token_ids.append(token_id)
         sequence.status = SequenceStatus.DECODE
+
+    def accept_draft(self, sequence: Sequence) -> None:
+        """Record that a sequence's newest token was drafted rightly: it has been computed already."""
+        self.kv_cache.advance(sequence, 1)
+        sequence.num_computed_tokens += 1
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that only the first `num_tokens` tokens of a sequence are resident: the rest is computed
@@ -167,6 +208,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out, wherever it is; its tokens stay resident for reuse."""
+        if self._drafter:
+            self._drafter.forget(sequence)
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
         elif sequence in self.running:

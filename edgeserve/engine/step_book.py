@@ -36,7 +36,13 @@ class StepBook:
     recent: deque[StepStats] = field(default_factory=_recent)
 
     def add(
-        self, start_s: float, duration_s: float, num_decodes: int, num_prefill: int, decode_s: float
+        self,
+        start_s: float,
+        duration_s: float,
+        num_decodes: int,
+        num_prefill: int,
+        decode_s: float,
+        num_accepted: int = 0,
     ) -> None:
         """Book a step of which `decode_s` is counted as decode, the rest as prefill."""
         kind = kind_of(num_decodes, num_prefill)
@@ -45,4 +51,6 @@ class StepBook:
         self.prefill_s += duration_s - decode_s
         self.count_by_kind[kind] += 1
         self.seconds_by_kind[kind] = self.seconds_by_kind.get(kind, 0.0) + duration_s
-        self.recent.append(StepStats(self.num_steps, start_s, duration_s, num_decodes, num_prefill))
+        self.recent.append(
+            StepStats(self.num_steps, start_s, duration_s, num_decodes, num_prefill, num_accepted)
+        )

@@ -109,7 +109,6 @@ def _labelled_gauges(stats: EngineStats) -> Iterable[Metric]:
 
 
 def _llama_server(stats: EngineStats, rates: dict[str, float]) -> Iterable[Metric]:
-    """Its drafts are always 0 here: there is no speculative decoding."""
     cached = stats.num_cached_tokens_total
     for name, text, value in (
         ("prompt_tokens", "Prompt tokens processed", stats.num_prompt_tokens_total - cached),
@@ -118,9 +117,9 @@ def _llama_server(stats: EngineStats, rates: dict[str, float]) -> Iterable[Metri
         ("tokens_predicted", "Generated tokens", stats.num_output_tokens_total),
         ("tokens_predicted_seconds", "Generation time", stats.decode_s_total),
         ("n_decode", "llama_decode calls", stats.num_steps),
-        ("spec_decode_num_draft_tokens", "Draft tokens", 0),
-        ("spec_decode_num_accepted_tokens", "Accepted draft tokens", 0),
-        ("spec_decode_num_drafts", "Drafts", 0),
+        ("spec_decode_num_draft_tokens", "Draft tokens", stats.num_draft_tokens_total),
+        ("spec_decode_num_accepted_tokens", "Accepted draft tokens", stats.num_accepted_tokens_total),
+        ("spec_decode_num_drafts", "Drafts", stats.num_drafts_total),
     ):
         yield CounterMetricFamily(f"llamacpp:{name}", text, value=value)
     # A counter without _total, as llama-server writes it, is a gauge in this format.

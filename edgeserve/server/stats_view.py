@@ -73,6 +73,7 @@ def _step(step: StepStats) -> dict[str, Any]:
         "duration_ms": _ms(step.duration_s),
         "num_decode_tokens": step.num_decode_tokens,
         "num_prefill_tokens": step.num_prefill_tokens,
+        "num_accepted_tokens": step.num_accepted_tokens,
     }
 
 
@@ -112,9 +113,10 @@ def recent_rates(stats: EngineStats, now_s: float) -> dict[str, float]:
     prefills = [step for step in steps if step.num_prefill_tokens]
     decodes = [step for step in steps if step.num_decode_tokens]
     num_decoded = sum(step.num_decode_tokens for step in decodes)
+    num_accepted = sum(step.num_accepted_tokens for step in decodes)
     return {
         "prompt_tokens_per_s": _rate(sum(step.num_prefill_tokens for step in prefills), prefills),
-        "output_tokens_per_s": _rate(num_decoded, decodes),
+        "output_tokens_per_s": _rate(num_decoded + num_accepted, decodes),
         "decodes_per_step": num_decoded / len(decodes) if decodes else 0.0,
     }
 

@@ -89,7 +89,15 @@ def timings_document(timings: RequestTimings) -> dict[str, Any]:
         "predicted_per_second": _per_second(timings.decode_s, num_gaps),
         "ttft_ms": _ms(timings.ttft_s),
         **parts_document(timings),
+        **_draft_document(timings),
     }
+
+
+def _draft_document(timings: RequestTimings) -> dict[str, int]:
+    """As llama-server does: only where something was drafted."""
+    if not timings.num_draft_tokens:
+        return {}
+    return {"draft_n": timings.num_draft_tokens, "draft_n_accepted": timings.num_accepted_tokens}
 
 
 def parts_document(timings: RequestTimings) -> dict[str, float]:

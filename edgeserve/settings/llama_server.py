@@ -19,7 +19,7 @@ class Absent:
 
 _VISION = "It serves text only: images and sound are not supported."
 _PLACES = "Layers are placed with -ngl, -ncmoe, -ot, -ts and -dev."
-_DRAFT = "Speculative decoding is not supported."
+_DRAFT = "Drafts come from the text itself here: --spec-type ngram-simple."
 _ADAPTER = "Adapters are not supported: merge them into the model file."
 _ROPE = "The model file's own RoPE settings are used."
 _REASONING = (
@@ -49,9 +49,9 @@ ABSENT: tuple[Absent, ...] = (
            "Settings that are not given are planned to fit; -fitt says how much stays free."),
     Absent(("-md", "--model-draft", "-hfd", "--hf-repo-draft", "-cd", "--ctx-size-draft", "-ngld",
             "--gpu-layers-draft", "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min",
-            "--draft-p-min", "-devd", "--device-draft", "--spec-type", "-lcs", "--lookup-cache-static",
+            "--draft-p-min", "-devd", "--device-draft", "-lcs", "--lookup-cache-static",
             "-lcd", "--lookup-cache-dynamic"), _DRAFT),
-    Absent(("--spec-draft-model", "--spec-draft-hf", "-hfrd", "--spec-draft-n-max", "--spec-draft-n-min",
+    Absent(("--spec-draft-model", "--spec-draft-hf", "-hfrd", "--spec-draft-n-min",
             "--spec-draft-p-min", "--spec-draft-p-split", "--draft-p-split", "--spec-draft-ngl",
             "--n-gpu-layers-draft", "--spec-draft-device", "--spec-draft-type-k", "-ctkd",
             "--cache-type-k-draft", "--spec-draft-type-v", "-ctvd", "--cache-type-v-draft",
@@ -59,7 +59,7 @@ ABSENT: tuple[Absent, ...] = (
             "--threads-batch-draft", "--spec-draft-override-tensor", "-otd", "--override-tensor-draft",
             "--spec-draft-cpu-moe", "-cmoed", "--cpu-moe-draft", "--spec-draft-n-cpu-moe", "-ncmoed",
             "--n-cpu-moe-draft", "--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max",
-            "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m",
+            "--spec-ngram-mod-n-match", "--spec-ngram-simple-size-n",
             "--spec-ngram-simple-min-hits", "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m",
             "--spec-ngram-map-k-min-hits", "--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m",
             "--spec-ngram-map-k4v-min-hits", "--spec-default"), _DRAFT),

@@ -224,6 +224,17 @@ SETTINGS: tuple[Setting, ...] = (
         SPEED, llama_env=("LLAMA_ARG_UBATCH",),
     ),
     Setting(
+        "engine", "spec_type", ("--spec-type",), Choice(("none", "ngram-simple")),
+        "ngram-simple guesses coming tokens from earlier places of the same text and verifies several in a"
+        " step",
+        SPEED, llama_env=("LLAMA_ARG_SPEC_TYPE",),
+    ),
+    Setting(
+        "engine", "n_draft_max", ("--spec-draft-n-max", "--spec-ngram-simple-size-m"), WholeNumber(1, 256),
+        "most tokens guessed in a step; fewer where that is faster",
+        SPEED, llama_env=("LLAMA_ARG_SPEC_DRAFT_N_MAX",),
+    ),
+    Setting(
         "engine", "itl_target_ms", ("--itl-target-ms",), Number(0),
         "the gap between two tokens of a stream that prompts of others may cause; 0 derives it from the"
         " machine",

@@ -56,7 +56,7 @@ class KnownMachine(ModelRunner):
         self.now_s += duration_s
         for chunk in decodes if prefill_s else ():
             self.stalled_s[chunk.sequence.request_id] += duration_s - alone_s
-        return [SampledToken(chunk, 40 if chunk.samples else None) for chunk in chunks]
+        return [SampledToken(chunk, (40,) if chunk.samples else ()) for chunk in chunks]
 
 
 def ask(engine: Engine, name: str, num_prompt: int, max_tokens: int) -> None:
