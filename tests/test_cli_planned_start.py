@@ -63,12 +63,12 @@ def test_a_start_stays_within_the_memory_that_it_is_given(
     start = ["serve", path, "--port", "0"] if command == "serve" else ["chat", path, "-p", "Hello"]
     assert main([*start, "--memory", "2GiB"]) == 6
     err = capsys.readouterr().err
-    assert "2.00 GiB may be used. Limited to 2.0 GiB as asked." in err
+    assert "2.00 GiB may be used. Limited to 2.00 GiB as asked." in err
     assert "The least that any settings need is 3.89 GiB. A file of at most about 1.90 GiB would fit" in err
     monkeypatch.setenv("EDGESERVE_MEMORY", "5GiB")
     assert main([*start, "-c", "65536", "-np", "1"]) == 6
     err = capsys.readouterr().err
-    assert "5.00 GiB may be used. Limited to 5.0 GiB as asked." in err
+    assert "5.00 GiB may be used. Limited to 5.00 GiB as asked." in err
     assert "It fits with -c " in err
     monkeypatch.delenv("EDGESERVE_MEMORY")
     assert main([*start, "-fitt", "11GiB"]) == 6

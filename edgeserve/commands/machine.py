@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from edgeserve import models
 from edgeserve.commands import devices
@@ -25,6 +28,9 @@ from edgeserve.planner.words import number, size
 
 # A second model for a calibration is only worth it when it can be measured in the time there is.
 _LARGEST_SECOND_BYTES = 2 << 30
+# Below this, what runs beside a measurement is a desktop at rest.
+_BUSY_PERCENT = 25.0
+_LOOK_S = 0.5
 
 
 def show(name: str | None, *, as_json: bool) -> int:
@@ -86,6 +92,8 @@ def calibrate(references: Sequence[str], export: Path | None, *, as_json: bool) 
     """Measure, keep, and say what was found."""
     if export is not None and export.suffix != ".toml":
         raise UsageError(f"{export} must end in .toml.", "Profiles are read by that ending.")
+    if note := busy_note(psutil.cpu_percent(interval=_LOOK_S)):
+        print(note, file=sys.stderr)
     found, _ = measure(_models(references))
     kept = calibration_store.save(found)
     if export is not None:
@@ -95,6 +103,16 @@ def calibrate(references: Sequence[str], export: Path | None, *, as_json: bool) 
         return 0
     print("\n".join([*calibration_lines(found), f"{'kept in':12}{kept}"]))
     return 0
+
+
+def busy_note(percent: float) -> str:
+    """What is wrong with measuring while others compute; "" when they do not."""
+    if percent < _BUSY_PERCENT:
+        return ""
+    return (
+        f"note: other programs keep the processor {percent:.0f} % busy, so what is measured now will be too"
+        " slow. Calibrate again when it is idle."
+    )
 
 
 def _export(found: MachineCalibration, path: Path) -> None:

@@ -132,4 +132,4 @@ def _near_names(text: str, known: Sequence[DeviceProfile]) -> str:
     near = [spoken[name] for name in difflib.get_close_matches(plain, spoken, n=6, cutoff=0.4)]
     if not near:
         return "`edgeserve devices` lists the known ones; a .toml file of your own works too."
-    return "Near names: " + ", ".join(dict.fromkeys(near)) + "."
+    return f"Near names: {', '.join(dict.fromkeys(near))}. `edgeserve devices` lists all."

@@ -20,6 +20,7 @@ from edgeserve.planner.placement import HOST_NAME, Accelerator
 from edgeserve.planner.speed_calibration import Calibration
 from edgeserve.planner.speed_terms import SpeedDevice, speed_device
 from edgeserve.planner.this_machine import ThisMachine
+from edgeserve.planner.words import size
 
 # ggml's names of a backend's devices, to which it adds a number.
 _DEVICE_PREFIX = {"cuda": "CUDA", "rocm": "ROCm", "vulkan": "Vulkan", "metal": "MTL", "sycl": "SYCL"}
@@ -163,11 +164,11 @@ def _limited_pool(pool: PlanPool, target: Target, goals: Goals) -> PlanPool:
     available = pool.usable_bytes + pool.margin_bytes
     usable, reason = max(0, available - margin), pool.reason
     if goals.margin_bytes is not None:
-        reason += f" The margin asked for is {format_gib(margin)} GiB."
+        reason += f" The margin asked for is {size(margin)}."
     limit = _limit_of(pool, goals)
     if limit is not None and (limit < usable or not target.is_here):
         usable = limit
-        reason = f"Limited to {format_gib(limit)} GiB as asked. {pool.reason}"
+        reason = f"Limited to {size(limit)} as asked. {pool.reason}"
     return replace(pool, usable_bytes=usable, margin_bytes=margin, reason=reason)
 
 
@@ -263,8 +264,7 @@ def _speeds(
 
 
 def _spoken(choice: DeviceChoice, pool: MemoryPool) -> str:
-    size = f"{pool.total_bytes / (1 << 30):g} GiB"
-    return f"{choice.profile.name}, {size}"
+    return f"{choice.profile.name}, {pool.total_bytes / (1 << 30):g} GiB"
 
 
 def _other_variants(choice: DeviceChoice) -> tuple[str, ...]:

@@ -121,6 +121,13 @@ def test_nothing_can_be_measured_without_a_model_or_when_the_child_fails(tmp_pat
         calibrate([missing])
 
 
+def test_a_busy_machine_is_pointed_out() -> None:
+    from edgeserve.commands.machine import busy_note
+
+    assert busy_note(3.0) == ""
+    assert "other programs keep the processor 80 % busy" in busy_note(80.0)
+
+
 def test_a_row_tells_its_unit() -> None:
     from edgeserve.commands.machine import row_text
 
