@@ -70,12 +70,22 @@ class EngineConfig:
     """Most drafted tokens in a step, all sequences together."""
     prefill_chunk: int = 0
     """Prompt tokens in every step, for experiments; 0 lets the gap target decide."""
+    cache_ram_mib: int = 0
+    """Host memory for prefixes that lost their slot; 0 keeps none."""
+    cache_disk: str = ""
+    """A directory for prefixes that outlive the process; "" keeps none."""
+    cache_disk_mib: int = 4096
+    checkpoint_mib: int = 256
+    """Host memory for checkpoints of state, where a model needs them to reuse prefixes; 0 makes none."""
     max_waiting: int = 64
     max_waiting_tokens: int = 0
     """Prompt tokens that may wait in all; 0 leaves it to `max_waiting`."""
     max_queue_s: float = 600.0
 
     def __post_init__(self) -> None:
+        for name in ("cache_ram_mib", "cache_disk_mib", "checkpoint_mib"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative.")
         for name in ("n_ctx", "n_ctx_seq", "n_threads", "n_threads_batch", "n_predict"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative.")

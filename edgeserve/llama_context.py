@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,10 @@ class Context:
         self._rows = np.empty((0, 0), np.float32)
         self._rows_key = (0, 0)
         self._window = 0 if config.swa_full else int(library.llama_model_n_swa(model.handle))
+        self._streams = 1 if config.kv_unified else config.n_seq_max
+        # With split cells a copy between sequences is only made by the next decode.
+        self._copied_from: set[int] = set()
+        self._copied_to: set[int] = set()
 
     def close(self) -> None:
         if self.handle:
@@ -124,6 +129,9 @@ class Context:
         code = int(self._library.llama_decode(self.handle, batch.struct))
         if warm_up:
             self._library.llama_set_warmup(self.handle, False)
+        if code == 0:
+            self._copied_from.clear()
+            self._copied_to.clear()
         return code
 
     def synchronize(self) -> None:
@@ -157,15 +165,35 @@ class Context:
         """Whether any sequence can always be cut back to any prefix."""
         return not self._window and not self.model.keeps_state
 
+    def can_cut(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether a sequence can be cut back to its first `num_tokens` tokens faithfully: recurrent state
+        cannot go back, and a sliding window may have dropped cells that the kept tokens attend to."""
+        if num_tokens > self.seq_pos_max(seq_id):
+            return True
+        if self.model.keeps_state:
+            return num_tokens == 0
+        if not self._window:
+            return True
+        oldest = int(self._library.llama_memory_seq_pos_min(self._memory, seq_id))
+        return oldest <= max(0, num_tokens - self._window)
+
     def cut_back(self, seq_id: int, num_tokens: int) -> bool:
-        """Keep only a sequence's first `num_tokens` tokens. False where that cannot be done faithfully:
-        recurrent state cannot go back, and a sliding window may have dropped cells that the kept tokens
-        attend to."""
-        if self._window and num_tokens <= self.seq_pos_max(seq_id):
-            oldest = int(self._library.llama_memory_seq_pos_min(self._memory, seq_id))
-            if oldest > max(0, num_tokens - self._window):
-                return False
-        return self.seq_rm(seq_id, num_tokens)
+        """Keep only a sequence's first `num_tokens` tokens. False, with nothing changed, where that cannot be
+        done."""
+        return self.can_cut(seq_id, num_tokens) and self.seq_rm(seq_id, num_tokens)
+
+    def can_share(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether another sequence that holds the same can be cut back to so many tokens."""
+        # Cells that two sequences share are not used again when a window has moved on: with unified cells a
+        # window's few cells would run out.
+        has_own_cells = not self._window or self._streams > 1
+        return has_own_cells and not self.model.keeps_state and self.can_cut(seq_id, num_tokens)
+
+    def cut_from(self, num_tokens: int) -> int:
+        """The shortest prefix that a saved state of so many tokens can be cut back to once it is loaded."""
+        if self.can_cut_back or (not self.model.keeps_state and num_tokens <= self._window):
+            return 0
+        return num_tokens
 
     def share_prefix(self, source: int, target: int) -> None:
         """Let `target` hold what `source` holds, in place of what it held: to be cut back to the shared part.
@@ -175,6 +203,35 @@ class Context:
         """
         self.seq_rm(target, 0)
         self._library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        if self._streams > 1:
+            self._copied_from.add(source)
+            self._copied_to.add(target)
+
+    def state_bytes(self, seq_id: int, *, partial: bool = False) -> int:
+        """Size of a sequence's saved state; 0 while a copy into it has not been made, or without a memory.
+        `partial` leaves out what can be cut back: of a model with recurrent layers or windows, only these."""
+        if not self._memory or seq_id in self._copied_to:
+            return 0
+        return int(self._library.llama_state_seq_get_size_ext(self.handle, seq_id, int(partial)))
+
+    def save_state(self, seq_id: int, *, partial: bool = False) -> NDArray[np.uint8] | None:
+        """A copy of a sequence's state in host memory; None when there is none."""
+        size = self.state_bytes(seq_id, partial=partial)
+        if not size:
+            return None
+        state = np.empty(size, np.uint8)
+        get_data = self._library.llama_state_seq_get_data_ext
+        written = int(get_data(self.handle, _bytes_of(state), size, seq_id, int(partial)))
+        return state if written == size else None
+
+    def load_state(self, seq_id: int, state: NDArray[np.uint8], *, partial: bool = False) -> bool:
+        """Put a saved state in place of what a sequence holds. False, and the sequence is to be emptied, when
+        it does not fit into this context or no cells are free."""
+        # A copy not yet made would take what is loaded here, or lay itself over it.
+        if not self._memory or seq_id in self._copied_from or seq_id in self._copied_to:
+            return False
+        set_data = self._library.llama_state_seq_set_data_ext
+        return bool(set_data(self.handle, _bytes_of(state), state.nbytes, seq_id, int(partial)))
 
     def seq_pos_max(self, seq_id: int) -> int:
         """The last position that a sequence holds; -1 when empty."""
@@ -188,6 +245,10 @@ class Context:
     @property
     def can_shift(self) -> bool:
         return bool(self._memory and self._library.llama_memory_can_shift(self._memory))
+
+
+def _bytes_of(array: NDArray[np.uint8]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _context_error(log: Log, config: EngineConfig) -> ModelError:

@@ -61,7 +61,24 @@ def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], N
     """Load the model and make its context. Raises ModelError, OutOfMemoryError or UsageError."""
     loaded = load_model(settings, path, on_progress)
     engine = AsyncEngine(loaded.model, loaded.config)
-    return Started(engine, loaded.offload, threads_reason(settings, engine.config), loaded.notes)
+    notes = (*loaded.notes, *prefix_notes(engine.config, engine.can_cut_prefixes))
+    return Started(engine, loaded.offload, threads_reason(settings, engine.config), notes)
+
+
+def prefix_notes(config: EngineConfig, can_cut: bool) -> tuple[str, ...]:
+    """What there is to say about reusing prefixes: nothing, where all can be and none is kept elsewhere.
+    `can_cut`: whether the model can drop a part of its memory."""
+    notes = []
+    if not can_cut:
+        how = f"it goes back to checkpoints, {config.checkpoint_mib} MiB at most (--cache-checkpoints)"
+        none = "without checkpoints (--cache-checkpoints 0) it reuses a history only as a whole"
+        what = how if config.checkpoint_mib else none
+        notes.append(f"prefixes   this model cannot drop a part of its memory: {what}")
+    if config.cache_ram_mib:
+        notes.append(f"prefixes   in RAM, {config.cache_ram_mib} MiB at most")
+    if config.cache_disk:
+        notes.append(f"prefixes   in {config.cache_disk}, {config.cache_disk_mib} MiB at most")
+    return tuple(notes)
 
 
 def threads_reason(settings: Settings, config: EngineConfig) -> str:

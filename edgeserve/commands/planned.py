@@ -14,6 +14,7 @@ from edgeserve.config import EngineConfig
 from edgeserve.engine.tuning import read_tuning, tuning_path
 from edgeserve.errors import GGUFError
 from edgeserve.gguf import read_header
+from edgeserve.planner.extras import Extras
 from edgeserve.planner.goals import FixedSettings, Goals
 from edgeserve.planner.here import here
 from edgeserve.planner.plan import Plan, make_plan
@@ -81,8 +82,12 @@ def plan_for(settings: Settings, path: Path) -> Plan:
     header, fixed, goals = read_header(path), fixed_of(settings), goals_of(settings)
     backend = "cpu" if settings["devices"] == _NO_DEVICES else ""
     target = with_tuning(here(goals, backend), path)
-    plan = make_plan(header, target, goals, fixed, dry_run=False)
-    return plan if plan.fits or plan.best.report.rejected else make_plan(header, target, goals, fixed)
+    ram_mib = settings["cache_ram_mib"]
+    extras = Extras(prefix_cache_bytes=(ram_mib if isinstance(ram_mib, int) else 0) << 20)
+    plan = make_plan(header, target, goals, fixed, dry_run=False, extras=extras)
+    if plan.fits or plan.best.report.rejected:
+        return plan
+    return make_plan(header, target, goals, fixed, extras=extras)
 
 
 def goals_of(settings: Settings) -> Goals:

@@ -47,9 +47,12 @@ class AsyncEngine:
         config = resolve(config, model)
         context = Context(model, config)
         self.config = with_context_sizes(config, context.n_ctx, context.n_ctx_seq)
+        self.can_cut_prefixes = context.can_cut_back
+        """Whether any prefix of what is resident can be reused without checkpoints of state."""
         self._engine = Engine(model, context, self.config)
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        self._engine.tiers.wake = self._nudge
         self._streams: dict[str, _Stream] = {}
         self._watchers: set[_Watcher] = set()
         self._stopping = self._ended = False
@@ -142,7 +145,7 @@ class AsyncEngine:
             self._ended = True
             self._publish()
             self._deliver(outputs)
-            self._engine.runner.close()
+            self._engine.close()
 
     def _step(self) -> list[RequestOutput]:
         try:
@@ -152,8 +155,9 @@ class AsyncEngine:
 
     def _take_commands(self) -> list[Callable[[], None]]:
         with self._wake:
-            if not self._commands and not self._engine.has_work and not self._stopping:
-                self._wake.wait(_IDLE_WAIT_S)
+            idle = not self._commands and not self._engine.has_work and not self._stopping
+            if idle and not self._wake.wait(_IDLE_WAIT_S):
+                self._engine.idle()
             commands = list(self._commands)
             self._commands.clear()
             return commands
@@ -187,6 +191,10 @@ class AsyncEngine:
             _call(watcher.loop, watcher.event.set)
 
     # -- from any thread ------------------------------------------------------------------
+
+    def _nudge(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._wake:

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 
 from edgeserve.config import EngineConfig
 from edgeserve.engine.admission import Admission, Speeds
+from edgeserve.engine.checkpoints import CheckpointKeeper
 from edgeserve.engine.decode_alone import DecodeAlone
 from edgeserve.engine.detokenizer import Detokenizer
 from edgeserve.engine.drafter import Drafter
 from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.model_runner import DecodeFailedError, ModelRunner, SampledToken
+from edgeserve.engine.prefix_tiers import prefix_tiers
 from edgeserve.engine.request import (
     EngineStats,
     FinishReason,
@@ -27,7 +29,7 @@ from edgeserve.engine.request import (
 )
 from edgeserve.engine.scheduler import Chunk, FixedChunk, Scheduler, SchedulerOutput
 from edgeserve.engine.step_book import StepBook
-from edgeserve.engine.step_cost import StepCost
+from edgeserve.engine.step_cost import IDLE_STEP_S, StepCost
 from edgeserve.errors import ContextLengthError, EngineError, QueueFullError, RequestError
 from edgeserve.llama import Model
 from edgeserve.llama_context import Context
@@ -45,10 +47,13 @@ class Engine:
         # What a model cannot take back must not be computed on a guess.
         can_draft = config.num_draft_rows > 0 and context.can_cut_back
         self._drafter = Drafter(config.num_draft_rows) if can_draft else None
+        self.tiers = prefix_tiers(self.runner, model, config)
+        cache = KVCache(
+            config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified, context.can_cut, self.tiers
+        )
+        self._checkpoints = CheckpointKeeper(self.runner, cache, config.checkpoint_mib << 20)
         self.scheduler = Scheduler(
-            KVCache(
-                config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified, context.can_cut_back
-            ),
+            cache,
             token_budget=config.n_batch,
             chunk_policy=FixedChunk(config.prefill_chunk) if config.prefill_chunk else self.step_cost,
             drafter=self._drafter,
@@ -66,7 +71,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self.tiers.has_fetched
 
     # -- commands -------------------------------------------------------------------------------------------
 
@@ -87,7 +92,8 @@ class Engine:
             raise
         self._sequences[request.request_id] = sequence
         self._detokenizers[request.request_id] = Detokenizer(request.sampling.stop)
-        self.scheduler.add(sequence)
+        if not self.tiers.fetch(sequence, self.scheduler.kv_cache):
+            self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at its client's wish, waiting or running; None when it is over already."""
@@ -100,10 +106,21 @@ class Engine:
         """End every request with the same error."""
         return [self._end(sequence, FinishReason.ERROR, error) for sequence in list(self._sequences.values())]
 
+    def idle(self) -> None:
+        """To be called now and then while nothing is asked: work that can wait."""
+        self.tiers.idle(self.scheduler.kv_cache)
+
+    def close(self) -> None:
+        """Keep what is to be kept, and free the context. Nothing is asked of the engine any more."""
+        self.tiers.close(self.scheduler.kv_cache)
+        self.runner.close()
+
     # -- one step -------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
         """Admit, decide, run, update. Returns what is new for each sequence that took part or ended."""
+        for sequence in self.tiers.take_fetched():
+            self.scheduler.add(sequence)
         outputs = self._give_up(self._admission.past_deadline(time.perf_counter()))
         self._admit()
         if self.scheduler.waiting:
@@ -129,13 +146,21 @@ class Engine:
     def _admit(self) -> None:
         for sequence, placement in self.scheduler.admit():
             start_s = time.perf_counter()
+            self.tiers.save(placement.lost, self._most_copy_s())
             kept = self.runner.prepare(sequence, placement)
             if kept < placement.num_cached_tokens:
                 self.scheduler.rewind(sequence, kept)
+            self.tiers.placed(sequence, placement, kept)
+            self._checkpoints.plan(sequence)
             if kept:
-                sequence.restore_s = time.perf_counter() - start_s
+                sequence.restore_s += time.perf_counter() - start_s
             self._totals["prompt"] += sequence.num_prompt_tokens
             self._totals["cached"] += sequence.num_cached_tokens
+
+    def _most_copy_s(self) -> float:
+        """How long saving what a newcomer displaces may take: running streams wait for it."""
+        decodes = any(sequence.is_decoding for sequence in self.scheduler.running)
+        return self.step_cost.target_s if decodes else IDLE_STEP_S
 
     def _run(self, decision: SchedulerOutput) -> tuple[list[SampledToken], list[RequestOutput]]:
         try:
@@ -160,7 +185,8 @@ class Engine:
 
     def _restore(self, sequence: Sequence) -> bool:
         """Whether a sequence's memory could be cut back to its computed tokens; otherwise it starts over."""
-        kept = self.runner.cut_back(sequence, sequence.num_computed_tokens)
+        checkpoints = self.scheduler.kv_cache.slots[sequence.seq_id].checkpoints
+        kept = self.runner.cut_back(sequence, sequence.num_computed_tokens, checkpoints)
         if kept == sequence.num_computed_tokens:
             return True
         self.scheduler.rewind(sequence, kept)
@@ -176,6 +202,7 @@ class Engine:
     def _update(self, result: SampledToken, now_s: float) -> list[RequestOutput]:
         sequence = result.chunk.sequence
         self.scheduler.computed(result.chunk)
+        self._checkpoints.take(sequence)
         if not result.token_ids:
             return [self._output(sequence)]
         sequence.first_token_s = sequence.first_token_s or now_s
@@ -247,7 +274,10 @@ class Engine:
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> RequestOutput:
         text += self._detokenizers.pop(sequence.request_id).finish()
-        self.scheduler.finish(sequence, reason)
+        if self.tiers.withdraw(sequence):
+            sequence.finish(reason)
+        else:
+            self.scheduler.finish(sequence, reason)
         sequence.error = error
         self.runner.release(sequence)
         del self._sequences[sequence.request_id]
@@ -338,6 +368,7 @@ class Engine:
             steps_total=dict(self._book.count_by_kind),
             step_s_total=dict(self._book.seconds_by_kind),
             num_evicted_tokens_total=cache.num_evicted_tokens,
+            prefix_cache=self.tiers.stats(self._checkpoints.holding()),
             n_tokens_max=self._n_tokens_max,
             num_drafts_total=self._totals["drafts"],
             num_draft_tokens_total=self._totals["drafted"],
@@ -349,6 +380,8 @@ class Engine:
     def _waiting_stats(self) -> Iterator[SequenceStats]:
         for sequence in self.scheduler.waiting:
             yield _sequence_stats(sequence, self.scheduler.waits_for(sequence))
+        for sequence in self.tiers.fetching:
+            yield _sequence_stats(sequence, "its prefix from disk")
 
 
 def _sequence_stats(sequence: Sequence, waits_for: str = "") -> SequenceStats:

@@ -13,15 +13,19 @@ newcomer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import Protocol
 
 from edgeserve.engine.request import Sequence
-
-MIN_SHARED_TOKENS = 32
-"""A prefix of another slot is worth sharing from so many tokens on: with split cells it costs a copy."""
+from edgeserve.engine.saved_prefix import (
+    MIN_SHARED_TOKENS,
+    Checkpoint,
+    Found,
+    SavedPrefix,
+    common_prefix_length,
+    usable,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +35,8 @@ class Slot:
     seq_id: int
     token_ids: list[int] = field(default_factory=list)
     namespace: str = ""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Where its state can be brought back to when it cannot be cut, shortest first."""
     sequence: Sequence | None = None
     priority: float = 0.0
     """What the cache would lose with it: its tokens, on top of the cache's age when it was last used."""
@@ -41,38 +47,59 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
+class Resident:
+    """What a slot held when it was decided to give it up; it holds it until the decision is carried out."""
+
+    seq_id: int
+    namespace: str
+    token_ids: list[int]
+    checkpoints: tuple[Checkpoint, ...]
+
+    @classmethod
+    def of(cls, slot: Slot) -> Resident:
+        return cls(slot.seq_id, slot.namespace, slot.token_ids, tuple(slot.checkpoints))
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where a waiting sequence can go: the slot, how many leading tokens it will find resident there, the
-    slots to empty first, and the slot to take the prefix from when it is another one."""
+    slots to empty first, and where to take the prefix from when it is not in the slot: another one, or
+    outside the context. `lost` is what the cache loses by it and might want to save before."""
 
     slot: Slot
     num_cached_tokens: int
     evict: tuple[Slot, ...] = ()
     source: Slot | None = None
+    saved: SavedPrefix | None = None
+    lost: tuple[Resident, ...] = ()
 
 
-def common_prefix_length(a: Seq[int], b: Seq[int]) -> int:
-    """Number of leading tokens that two token lists share."""
-    n = min(len(a), len(b))
-    if n == 0 or a[0] != b[0]:
-        return 0
-    differ = np.flatnonzero(np.asarray(a[:n]) != np.asarray(b[:n]))
-    return int(differ[0]) if differ.size else n
+class PrefixLibrary(Protocol):
+    """Prefixes outside the context."""
+
+    def find(self, sequence: Sequence) -> Found | None: ...
 
 
 class KVCache:
     """The slots of one context and the room in them."""
 
     def __init__(
-        self, num_slots: int, n_ctx: int, n_ctx_seq: int, unified: bool, can_share: bool = True
+        self,
+        num_slots: int,
+        n_ctx: int,
+        n_ctx_seq: int,
+        unified: bool,
+        can_cut: Callable[[int, int], bool] | None = None,
+        library: PrefixLibrary | None = None,
     ) -> None:
-        """`can_share` False keeps a prefix to its own slot: recurrent state and moving windows cannot be
-        cut."""
+        """`can_cut(seq_id, num_tokens)` says whether a slot can be cut back to so many tokens, as recurrent
+        state and moving windows cannot; None where all can."""
         self.slots = tuple(Slot(seq_id) for seq_id in range(num_slots))
         self.n_ctx = n_ctx
         self.n_ctx_seq = n_ctx_seq
         self.unified = unified
-        self._can_share = can_share
+        self._can_cut = can_cut
+        self._library = library
         self._age = 0.0
         self.num_evicted_tokens = 0
         """Cached tokens given up for others so far."""
@@ -104,21 +131,48 @@ class KVCache:
         idle = [slot for slot in self.slots if slot.is_idle]
         if not idle or self.num_missing_cells(sequence):
             return None
-        cached = {slot.seq_id: self._reusable_tokens(slot, sequence) for slot in self.slots}
+        cached = {slot.seq_id: self.reusable_tokens(slot, sequence) for slot in self.slots}
         source = max(self.slots, key=lambda slot: cached[slot.seq_id])
-        shared = cached[source.seq_id] if self._can_share else 0
-        slot = min(idle, key=lambda slot: self._cost(slot, cached[slot.seq_id], shared))
-        if shared >= cached[slot.seq_id] + MIN_SHARED_TOKENS:
-            return Placement(slot, shared, self._evictions(sequence, slot, source), source)
-        return Placement(slot, cached[slot.seq_id], self._evictions(sequence, slot))
+        shared = cached[source.seq_id]
+        found = self._library.find(sequence) if self._library else None
+        if found and found.num_tokens < shared + MIN_SHARED_TOKENS:
+            found = None
+        best = found.num_tokens if found else shared
+        slot = min(idle, key=lambda slot: self._cost(slot, cached[slot.seq_id], best))
+        own = cached[slot.seq_id]
+        if best < own + MIN_SHARED_TOKENS:
+            return self._placed(sequence, slot, own)
+        if found:
+            return self._placed(sequence, slot, best, saved=found.prefix)
+        return self._placed(sequence, slot, best, source=source)
 
-    def _reusable_tokens(self, slot: Slot, sequence: Sequence) -> int:
+    def _placed(
+        self,
+        sequence: Sequence,
+        slot: Slot,
+        num_cached: int,
+        source: Slot | None = None,
+        saved: SavedPrefix | None = None,
+    ) -> Placement:
+        evict = self._evictions(sequence, slot, source)
+        num_kept = 0 if source or saved else num_cached
+        lost = [Resident.of(victim) for victim in evict]
+        if _is_much(len(slot.token_ids) - num_kept, len(slot.token_ids)):
+            lost.append(Resident.of(slot))
+        return Placement(slot, num_cached, evict, source, saved, tuple(lost))
+
+    def reusable_tokens(self, slot: Slot, sequence: Sequence) -> int:
+        """How many leading tokens of a prompt a slot holds, as far as its state can be brought back there."""
         request = sequence.request
         if not request.cache_prompt or slot.namespace != request.cache_namespace:
             return 0
         shared = common_prefix_length(slot.token_ids, sequence.token_ids)
         # One token is always computed anew: without it there would be no logits to sample from.
-        return min(shared, sequence.num_tokens - 1)
+        limit = min(shared, sequence.num_tokens - 1)
+        if not limit or self._can_cut is None or self._can_cut(slot.seq_id, limit):
+            return limit
+        stops = [checkpoint.num_tokens for checkpoint in slot.checkpoints]
+        return usable(shared, limit, limit + 1, stops)
 
     def _cost(self, slot: Slot, num_own: int, num_shared: int) -> tuple[float, float]:
         """Tokens lost to the cache, discounted by age, less tokens saved; among equals the oldest slot."""
@@ -146,13 +200,16 @@ class KVCache:
     def acquire(self, placement: Placement, sequence: Sequence) -> None:
         """Give the slot to a sequence with the prefix that it shares; what else was in it, and in the evicted
         slots, is forgotten."""
-        slot, holder = placement.slot, placement.source or placement.slot
-        prefix = holder.token_ids[: placement.num_cached_tokens]
+        slot, holder = placement.slot, placement.saved or placement.source or placement.slot
+        # The prompt's own tokens: whoever holds them, they were compared.
+        prefix = sequence.token_ids[: placement.num_cached_tokens]
+        checkpoints = [item for item in holder.checkpoints if item.num_tokens <= len(prefix)]
         for victim in placement.evict:
             self._give_up(victim)
-        if placement.source or len(slot.token_ids) > len(prefix):
-            self._give_up(slot, num_kept=0 if placement.source else len(prefix))
+        if holder is not slot or len(slot.token_ids) > len(prefix):
+            self._give_up(slot, num_kept=0 if holder is not slot else len(prefix))
         slot.token_ids = prefix
+        slot.checkpoints = checkpoints
         slot.namespace = sequence.request.cache_namespace
         slot.sequence = sequence
         sequence.seq_id = slot.seq_id
@@ -162,6 +219,7 @@ class KVCache:
             self._age = max(self._age, slot.priority)
         self.num_evicted_tokens += len(slot.token_ids) - num_kept
         slot.token_ids = []
+        slot.checkpoints = []
 
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that the next `num_tokens` tokens of a sequence are now resident."""
@@ -171,10 +229,18 @@ class KVCache:
 
     def truncate(self, sequence: Sequence, num_tokens: int) -> None:
         """Record that only the first `num_tokens` tokens of a running sequence are resident."""
-        del self.slots[sequence.seq_id].token_ids[num_tokens:]
+        slot = self.slots[sequence.seq_id]
+        del slot.token_ids[num_tokens:]
+        slot.checkpoints = [item for item in slot.checkpoints if item.num_tokens <= num_tokens]
 
     def release(self, sequence: Sequence) -> None:
         """The sequence is over: its slot is idle and its tokens stay as prefix cache."""
         slot = self.slots[sequence.seq_id]
         slot.sequence = None
         slot.priority = self._age + len(slot.token_ids)
+
+
+def _is_much(num_lost: int, num_resident: int) -> bool:
+    """Whether losing so many tokens of a slot is worth a copy of all of them: an answer that was told
+    differently in the next turn is not."""
+    return num_lost >= max(MIN_SHARED_TOKENS, num_resident // 4)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgeserve.engine.kv_cache import Placement
 from edgeserve.engine.request import Sequence, TokenLogprob
 from edgeserve.engine.sampler import Sampler
+from edgeserve.engine.saved_prefix import Checkpoint, State
 from edgeserve.engine.scheduler import Chunk
 from edgeserve.errors import EngineError
 from edgeserve.llama_context import Batch, Context
@@ -49,6 +50,7 @@ class ModelRunner:
         self._samplers: dict[str, Sampler] = {}
         self.sample_s = 0.0
         """Time spent on drawing tokens so far, after steps were computed."""
+        self.num_checkpoint_hits = self.num_checkpoint_hit_tokens = 0
 
     def warm_up(self) -> None:
         """Decode one token and forget it: the weights come off the disk now, not in the first request."""
@@ -64,21 +66,63 @@ class ModelRunner:
         then the slot is emptied and the prompt starts clean.
         """
         if placement.source:
-            self._context.share_prefix(placement.source.seq_id, sequence.seq_id)
+            self._share(placement.source.seq_id, sequence.seq_id, placement.num_cached_tokens)
         for victim in placement.evict:
             self._context.seq_rm(victim.seq_id, 0)
+        if placement.saved and not self._context.load_state(sequence.seq_id, placement.saved.state):
+            self._context.seq_rm(sequence.seq_id, 0)
         self._samplers[sequence.request_id] = Sampler(
             self._context.model, sequence.sampling, sequence.request.prompt_token_ids
         )
-        return self.cut_back(sequence, placement.num_cached_tokens)
+        return self.cut_back(sequence, placement.num_cached_tokens, placement.slot.checkpoints)
 
-    def cut_back(self, sequence: Sequence, num_tokens: int) -> int:
-        """Keep only a sequence's first `num_tokens` tokens; returns how many it kept, 0 if it had to drop
-        all."""
-        if self._context.cut_back(sequence.seq_id, num_tokens):
+    def _share(self, source: int, target: int, num_tokens: int) -> None:
+        if self._context.can_share(source, num_tokens):
+            self._context.share_prefix(source, target)
+            return
+        # What cannot be cut has to be replaced by a checkpoint right away: only a real copy can be.
+        self._context.seq_rm(target, 0)
+        state = self._context.save_state(source)
+        if state is None or not self._context.load_state(target, state):
+            self._context.seq_rm(target, 0)
+
+    def cut_back(self, sequence: Sequence, num_tokens: int, checkpoints: Iterable[Checkpoint] = ()) -> int:
+        """Keep only a sequence's first `num_tokens` tokens; returns how many it kept: fewer where the state
+        can only be brought back to one of `checkpoints`, 0 if it had to drop all."""
+        seq_id = sequence.seq_id
+        if self._context.cut_back(seq_id, num_tokens) and self._holds(seq_id, num_tokens):
             return num_tokens
-        self._context.seq_rm(sequence.seq_id, 0)
+        for checkpoint in sorted(checkpoints, key=lambda item: -item.num_tokens):
+            if checkpoint.num_tokens <= num_tokens and self._go_back(seq_id, checkpoint):
+                self.num_checkpoint_hits += 1
+                self.num_checkpoint_hit_tokens += checkpoint.num_tokens
+                return checkpoint.num_tokens
+        self._context.seq_rm(seq_id, 0)
         return 0
+
+    def _go_back(self, seq_id: int, checkpoint: Checkpoint) -> bool:
+        return (
+            self._context.load_state(seq_id, checkpoint.state, partial=True)
+            and self._context.seq_rm(seq_id, checkpoint.num_tokens)
+            and self._holds(seq_id, checkpoint.num_tokens)
+        )
+
+    def _holds(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether so many tokens are really there: a copy or a load before may have fallen short."""
+        return num_tokens == 0 or self._context.seq_pos_max(seq_id) == num_tokens - 1
+
+    def save(self, seq_id: int, *, partial: bool = False) -> State | None:
+        """A copy of all that a slot holds, or of the part that cannot be cut back; None when there is
+        none."""
+        return self._context.save_state(seq_id, partial=partial)
+
+    def saved_bytes(self, seq_id: int, *, partial: bool = False) -> int:
+        """How large that copy would be."""
+        return self._context.state_bytes(seq_id, partial=partial)
+
+    def cut_from(self, num_tokens: int) -> int:
+        """The shortest prefix that a copy of so many tokens can be cut back to."""
+        return self._context.cut_from(num_tokens)
 
     def execute(self, chunks: Iterable[Chunk]) -> list[SampledToken]:
         """Run one step. Raises DecodeFailedError; the context may then hold a part of the step.

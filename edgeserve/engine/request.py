@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from edgeserve.engine.sampling_params import SamplingParams
+from edgeserve.engine.saved_prefix import PrefixCacheStats
 from edgeserve.errors import RequestError
 
 
@@ -185,6 +186,8 @@ class Sequence:
     num_cached_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    checkpoints_at: tuple[int, ...] = ()
+    """Where in the prompt a chunk has to end, for a checkpoint of the state there."""
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     error: RequestError | None = None
@@ -222,6 +225,12 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is still to be computed; 1 while decoding."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_tokens_to_stop(self) -> int:
+        """Uncomputed tokens up to the next checkpoint, or all of them."""
+        ahead = (at for at in self.checkpoints_at if at > self.num_computed_tokens)
+        return min(ahead, default=self.num_tokens) - self.num_computed_tokens
 
     @property
     def is_prefilling(self) -> bool:
@@ -322,6 +331,7 @@ class EngineStats:
     step_s_total: dict[str, float] = field(default_factory=dict)
     num_evicted_tokens_total: int = 0
     """Cached tokens given up to make room."""
+    prefix_cache: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     num_drafts_total: int = 0
     """Steps of a sequence that verified drafted tokens, and below these tokens and the accepted ones."""
     num_draft_tokens_total: int = 0

@@ -226,12 +226,12 @@ def _share(prefilling: list[Sequence], budget: int) -> Iterable[Chunk]:
     goes to interactive requests before batch ones, and among them to the shortest first, so that a short
     newcomer does not wait behind a long prompt."""
     oldest, *_ = prefilling
-    own = min(oldest.num_uncomputed_tokens, max(1, budget // OLDEST_SHARE))
+    own = min(oldest.num_tokens_to_stop, max(1, budget // OLDEST_SHARE))
     shares = {oldest.request_id: own}
     left = budget - own
     for sequence in sorted(prefilling, key=_turn):
         given = shares.get(sequence.request_id, 0)
-        more = min(left, sequence.num_uncomputed_tokens - given)
+        more = min(left, sequence.num_tokens_to_stop - given)
         shares[sequence.request_id] = given + more
         left -= more
     return [

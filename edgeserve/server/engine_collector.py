@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from edgeserve.engine.request import EngineStats, SequenceStatus
+from edgeserve.engine.saved_prefix import PrefixCacheStats
 from edgeserve.server.stats_view import recent_rates
 
 STEP_KINDS = ("decode", "prefill", "mixed")
@@ -32,6 +33,7 @@ class EngineCollector(Collector):
         rates = recent_rates(stats, time.perf_counter())
         yield from _counters(stats)
         yield from _labelled_counters(stats)
+        yield from _prefix_tiers(stats.prefix_cache)
         yield from _gauges(stats, rates)
         yield from _labelled_gauges(stats)
         yield from _llama_server(stats, rates)
@@ -51,6 +53,11 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
             "prefix_cache_evicted_tokens",
             "Cached tokens given up to make room",
             stats.num_evicted_tokens_total,
+        ),
+        (
+            "prefix_unsaved",
+            "Prefixes given up for good: copying them would have kept streams waiting",
+            stats.prefix_cache.num_unsaved_total,
         ),
         ("generation_tokens", "Output tokens", stats.num_output_tokens_total),
         ("decode_calls", "Engine steps: llama_decode calls", stats.num_steps),
@@ -75,6 +82,27 @@ def _labelled_counters(stats: EngineStats) -> Iterable[Metric]:
         seconds.add_metric([kind], stats.step_s_total.get(kind, 0.0))
     yield steps
     yield seconds
+
+
+def _prefix_tiers(cache: PrefixCacheStats) -> Iterable[Metric]:
+    held = {"checkpoint": cache.checkpoints, "ram": cache.ram, "disk": cache.disk}
+    for name, text, values in (
+        ("items", "Prefixes or checkpoints kept", {tier: item.num_items for tier, item in held.items()}),
+        ("bytes", "Their size", {tier: item.num_bytes for tier, item in held.items()}),
+        ("limit_bytes", "The most they may take", {tier: item.limit_bytes for tier, item in held.items()}),
+    ):
+        gauge = GaugeMetricFamily(f"edgeserve_prefix_tier_{name}", text, labels=["tier"])
+        for tier, value in values.items():
+            gauge.add_metric([tier], value)
+        yield gauge
+    for name, text, counts in (
+        ("hits", "Prompts that took a prefix over from there", cache.hits_total),
+        ("hit_tokens", "The tokens of these prefixes", cache.hit_tokens_total),
+    ):
+        counter = CounterMetricFamily(f"edgeserve_prefix_tier_{name}", text, labels=["tier"])
+        for tier in held:
+            counter.add_metric([tier], counts.get(tier, 0))
+        yield counter
 
 
 def _gauges(stats: EngineStats, rates: dict[str, float]) -> Iterable[Metric]:

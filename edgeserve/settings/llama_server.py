@@ -32,7 +32,8 @@ _LOG = "Messages go to standard error; redirect it. -v shows llama.cpp's own."
 _GRAMMAR = "Constrained output is not supported."
 _EMBED = "It generates text only: embeddings and reranking are not supported."
 _THREADS = "Set the affinity from outside, with taskset: the thread count follows it."
-_CACHE = "Prompt prefixes stay in the KV cache of their slot; there is no second cache."
+_CACHE = "Prompt prefixes are found wherever they are; --cache-disk keeps them over a restart."
+_CHECKPOINTS = "Checkpoints are bounded by their memory: --cache-checkpoints MIB."
 _WEB = "It has no web page; `edgeserve chat` talks in the terminal."
 _TOOLS = "It runs no tools: that is up to the client."
 _PAGES = "Pages on this machine may use it; name others with --allow-origin."
@@ -69,8 +70,8 @@ ABSENT: tuple[Absent, ...] = (
     Absent(("--override-kv",), "The model file's own header is used."),
     Absent(("--keep",), "A full context ends the answer; nothing is dropped from its beginning."),
     Absent(("--context-shift",), "A full context ends the answer; nothing is dropped from its beginning."),
-    Absent(("-cram", "--cache-ram", "--cache-reuse", "--slot-save-path", "-sps", "--slot-prompt-similarity",
-            "--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"), _CACHE),
+    Absent(("--cache-reuse", "--slot-save-path", "-sps", "--slot-prompt-similarity"), _CACHE),
+    Absent(("--ctx-checkpoints", "--swa-checkpoints", "-ctxcp"), _CHECKPOINTS),
     Absent(("-dt", "--defrag-thold"), "llama.cpp itself no longer uses it."),
     Absent(("--embedding", "--embeddings", "--rerank", "--reranking"), _EMBED),
     Absent(("--pooling",), _EMBED),

@@ -147,6 +147,23 @@ SETTINGS: tuple[Setting, ...] = (
         CONTEXT, off_flags=("--no-swa-full",), llama_env=("LLAMA_ARG_SWA_FULL",),
     ),
     Setting(
+        "engine", "cache_ram_mib", ("-cram", "--cache-ram"), WholeNumber(0, NO_LIMIT),
+        "MiB of memory for prefixes that lost their place in the KV cache; 0 keeps none",
+        CONTEXT, llama_env=("LLAMA_ARG_CACHE_RAM",),
+    ),
+    Setting(
+        "engine", "cache_disk", ("--cache-disk",), AnyText("DIR"),
+        "a directory for prefixes, so that a restart does not lose them; none is kept without it", CONTEXT,
+    ),
+    Setting(
+        "engine", "cache_disk_mib", ("--cache-disk-size",), WholeNumber(1, NO_LIMIT),
+        "MiB that this directory may hold", CONTEXT,
+    ),
+    Setting(
+        "engine", "checkpoint_mib", ("--cache-checkpoints",), WholeNumber(0, NO_LIMIT),
+        "MiB of memory for checkpoints of recurrent state or sliding windows, to reuse prefixes", CONTEXT,
+    ),
+    Setting(
         "engine", "n_gpu_layers", ("-ngl", "--gpu-layers", "--n-gpu-layers"), _GPU_LAYERS,
         "layers on the GPU: a number, auto or all",
         PLACEMENT, llama_env=("LLAMA_ARG_N_GPU_LAYERS",),

@@ -54,7 +54,7 @@ def engine_of(model: Model, **settings: object) -> Iterator[Engine]:
     context = Context(model, config)
     engine = Engine(model, context, with_context_sizes(config, context.n_ctx, context.n_ctx_seq))
     yield engine
-    engine.runner.close()
+    engine.close()
 
 
 def request(name: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **fields: object) -> Request:
@@ -66,7 +66,7 @@ def run(engine: Engine, *requests: Request) -> dict[str, Result]:
     results = {item.request_id: Result() for item in requests}
     for item in requests:
         engine.add(item)
-    while engine.has_work:
+    while engine.has_work or engine.tiers.fetching:
         step(engine, results)
     return results
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from edgeserve.engine.kv_cache import KVCache, common_prefix_length
+from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.request import FinishReason, Request, Sequence
 from edgeserve.engine.sampling_params import SamplingParams
+from edgeserve.engine.saved_prefix import common_prefix_length
 
 
 def sequence(
@@ -92,7 +93,7 @@ def test_a_short_prefix_is_not_worth_a_copy() -> None:
 
 
 def test_a_cache_that_cannot_be_cut_keeps_prefixes_to_their_slot() -> None:
-    cache = KVCache(2, 200, 100, unified=False, can_share=False)
+    cache = KVCache(2, 200, 100, unified=False, can_cut=lambda seq_id, n: False)
     run(cache, sequence([*range(50), 60]))
     busy = sequence([*range(50), 60, 61])
     placement = cache.place(busy)
