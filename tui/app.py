@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,8 +27,8 @@ from tui.monitor_screen import MonitorScreen
 from tui.themes import full_name, themes, variable_defaults
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-TICK_S = 0.33
-STILL_TICKS = 3
+TICK_S = 0.5
+STILL_TICKS = 2
 """With nothing new, only time moves on: once in so many ticks is enough."""
 
 _MOUSE_ON = "\x1b[?1000h\x1b[?1003h\x1b[?1015h\x1b[?1006h"
@@ -79,6 +80,7 @@ class EdgeserveApp(App[None]):
         Binding("question_mark", "help", "help", show=False),
         Binding("ctrl+t", "next_theme", "Theme", show=False),
         Binding("f8", "toggle_mouse", "Mouse", show=False, priority=True),
+        Binding("f9", "take_picture", "Picture", show=False, priority=True),
         Binding("q", "quit", "quit"),
     ]
 
@@ -146,6 +148,7 @@ class EdgeserveApp(App[None]):
         for mode in self.MODES:
             yield SystemCommand(f"Go to {mode}", "Another screen", partial(self.switch_mode, mode))
         yield SystemCommand("Mouse on or off", "Off, the terminal selects text", self.action_toggle_mouse)
+        yield SystemCommand("Picture of this screen", "As SVG, in this folder", self.action_take_picture)
         yield SystemCommand("Help for this screen", "Keys and signs", self.action_help)
 
     def action_help(self) -> None:
@@ -155,6 +158,16 @@ class EdgeserveApp(App[None]):
         names = [theme.name for theme in themes()]
         index = names.index(self.theme) if self.theme in names else -1
         self.theme = names[(index + 1) % len(names)]
+
+    def action_take_picture(self) -> None:
+        """This screen as SVG in the folder that the application was started in."""
+        name = f"edgeserve-{self.current_mode}-{datetime.now():%Y%m%d-%H%M%S}.svg"
+        try:
+            written = self.save_screenshot(name, path=str(Path.cwd()))
+        except OSError as error:
+            self.notify(f"{name} could not be written: {error.strerror}.", severity="warning")
+            return
+        self.notify(f"Written to {written}", timeout=5)
 
     def action_toggle_mouse(self) -> None:
         """Give the mouse back to the terminal, whose own selection works again then; or take it."""

@@ -31,12 +31,17 @@ class _Chart(Widget):
         "chart--axis",
         "chart--target",
         "chart--boundary",
+        "chart--solid-prefill",
+        "chart--solid-decode",
     }
     DEFAULT_CSS = """
     _Chart {
         & .chart--prefill { color: $prefill; }
         & .chart--decode { color: $decode; }
         & .chart--boundary { color: $decode; background: $prefill; }
+        /* For full cells: fonts whose block is lower than the line would leave stripes. */
+        & .chart--solid-prefill { color: $prefill; background: $prefill; }
+        & .chart--solid-decode { color: $decode; background: $decode; }
         & .chart--axis { color: $quiet; }
         & .chart--target { color: $stalled; }
     }
@@ -105,6 +110,7 @@ class TimeChart(_Chart):
         label = axis_labels(top, num_rows).get(y, "")
         cells = self.axis_cells(label, "┤" if label else "│")
         bar, target = self.style_of(self._kind), self.style_of("target")
+        solid = self.style_of(f"solid-{self._kind}")
         on_bar = Style(color=target.color, bgcolor=bar.color)
         is_target_row = self._target_row(num_rows) == row
         values = [None] * (num_columns - len(self._values)) + list(self._values)[-num_columns:]
@@ -113,7 +119,7 @@ class TimeChart(_Chart):
             if is_target_row and character in " █":
                 cells.append(("╌", on_bar if character == "█" else target))
             else:
-                cells.append((character, _solid(bar) if character == "█" else bar))
+                cells.append((character, solid if character == "█" else bar))
         return cells
 
     def _target_row(self, num_rows: int) -> int | None:
@@ -136,11 +142,6 @@ class TimeChart(_Chart):
             line[start : start + len(text)] = text
         line[width - 3 :] = "now"
         return "".join(line[:width])
-
-
-def _solid(style: Style) -> Style:
-    """For a full cell: fonts whose block is lower than the line would leave stripes."""
-    return Style(color=style.color, bgcolor=style.color)
 
 
 def _age_text(seconds: float) -> str:
@@ -214,10 +215,12 @@ class StepTimeline(_Chart):
         split = self._decode_eighths(step, num_rows) - 8 * row
         if 0 < split < 8 and character == "█":
             return EIGHTHS[split], self.style_of("boundary")
-        style = self.style_of("decode" if split > 0 else "prefill")
-        if empty[0] != " " and character == "█":
-            return empty[0], Style(color=empty[1].color, bgcolor=style.color)
-        return character, _solid(style) if character == "█" else style
+        kind = "decode" if split > 0 else "prefill"
+        if character != "█":
+            return character, self.style_of(kind)
+        if empty[0] != " ":
+            return empty[0], Style(color=empty[1].color, bgcolor=self.style_of(kind).color)
+        return character, self.style_of(f"solid-{kind}")
 
     def _decode_eighths(self, step: Step, num_rows: int) -> int:
         """Height of the lower, decode part; an eighth at least where there is one."""

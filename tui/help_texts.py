@@ -10,6 +10,7 @@ _EVERYWHERE = [
     ("Ctrl+P", "commands by name"),
     ("Ctrl+T", "theme: dark, light, high contrast"),
     ("F8", "mouse off or on (--no-mouse); off, the terminal selects"),
+    ("F9", "this screen as a picture (SVG) in this folder"),
     ("q, Ctrl+Q", "quit"),
 ]
 _KEYS = {

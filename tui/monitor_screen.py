@@ -150,7 +150,7 @@ class MonitorScreen(FeedScreen):
 
     def _show_steps(self) -> None:
         timeline = self.query_one(StepTimeline)
-        history, now_s = self.feed.history, self.feed.now()
+        history = self.feed.history
         is_absent = self.feed.latest is not None and self.feed.latest.steps is None
         self.set_class(is_absent, "-stepless")
         if is_absent:
@@ -162,14 +162,20 @@ class MonitorScreen(FeedScreen):
             f"steps, ms   [$decode]{DECODE_MARK}[/] decode  [$prefill]{PREFILL_MARK}[/] prefill"
             f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}"
         )
-        is_narrow = self.size.width < NARROW_COLUMNS
-        parts = [_gap_text(history.gaps(now_s), is_short=is_narrow)]
-        parts += [
-            _ttft_text(name, history.ttft(now_s, cache), is_short=is_narrow)
-            for cache, name in CACHE_WORDS.items()
-        ]
-        told = "   ".join(filter(None, parts))
-        timeline.border_subtitle = told if is_narrow or not told else f"last minute   {told}"
+        timeline.border_subtitle = self._waits_text()
+
+    def _waits_text(self) -> str:
+        """Gaps and first tokens of the last minute, as many words as there is room for."""
+        history, now_s = self.feed.history, self.feed.now()
+        for is_short in (False, True):
+            parts = [_gap_text(history.gaps(now_s), is_short=is_short)]
+            for cache, name in CACHE_WORDS.items():
+                parts.append(_ttft_text(name, history.ttft(now_s, cache), is_short=is_short))
+            told = "   ".join(filter(None, parts))
+            text = told if is_short or not told else f"last minute   {told}"
+            if len(text) <= self.size.width - 8:
+                break
+        return text
 
     def _share_text(self) -> str:
         share = self.feed.history.prefill_share(self.feed.now())

@@ -28,7 +28,9 @@ def run(
         raise UsageError(f"There is no theme {theme}.", f"One of: {', '.join(THEME_NAMES)}.")
     if screen not in EdgeserveApp.MODES:
         raise UsageError(f"There is no screen {screen}.", f"One of: {', '.join(EdgeserveApp.MODES)}.")
-    if picture is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    # With a driver of its own, as textual-serve gives to show it in a browser, Textual needs no terminal.
+    has_terminal = "TEXTUAL_DRIVER" in os.environ or (sys.stdin.isatty() and sys.stdout.isatty())
+    if picture is None and not has_terminal:
         raise UsageError("The TUI needs a terminal.", "--screenshot FILE writes one screen without.")
     run_app(
         url or os.environ.get("EDGESERVE_URL") or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
@@ -77,6 +78,36 @@ def test_a_screen_can_be_written_as_a_picture(live, tmp_path):
     assert "edgeserve" in text
     light = next(theme for theme in themes() if theme.name == full_name("light"))
     assert light.background in text
+
+
+async def test_a_picture_of_any_screen_is_one_key_away(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    app = EdgeserveApp(Feed("127.0.0.1:9"))
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await until_shown(pilot, "No server answers")
+        await press(pilot, "f9")
+        await until(pilot, lambda: any(tmp_path.glob("edgeserve-monitor-*.svg")), "for the picture")
+        await until_shown(pilot, "Written to")
+
+
+def test_it_runs_without_a_terminal_where_textual_brings_a_driver():
+    """As in a browser, by textual-serve."""
+    driver = "textual.drivers.web_driver:WebDriver"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "edgeserve", "tui", "--url", "http://127.0.0.1:9"],
+        env={**os.environ, "TEXTUAL_DRIVER": driver},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        seen = b""
+        while b"No server answers" not in seen and (data := os.read(process.stdout.fileno(), 65536)):
+            seen += data
+        assert b"No server answers" in seen
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
