@@ -19,8 +19,8 @@ from edgeserve.engine.kv_cache import KVCache, Placement
 from edgeserve.engine.request import FinishReason, Priority, Sequence, SequenceStatus
 from edgeserve.engine.waiting_queue import WaitingQueue
 
-OLDEST_SHARE = 4
-"""The oldest unfinished prompt gets at least one in so many of a step's prompt tokens."""
+OLDEST_TURN = 4
+"""In one of so many steps that carry prompts, the oldest unfinished prompt is served first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class Scheduler:
         self._token_budget = token_budget
         self._chunk_policy = chunk_policy
         self._drafter = drafter
+        self._num_prompt_steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -171,7 +172,9 @@ class Scheduler:
         if left < 1:
             return SchedulerOutput(tuple(decodes))
         budget = self._chunk_policy.prefill_tokens(len(decodes), left)
-        return SchedulerOutput((*decodes, *_share(prefilling, budget)))
+        self._num_prompt_steps += 1
+        is_oldest_first = self._num_prompt_steps % OLDEST_TURN == 0
+        return SchedulerOutput((*decodes, *_share(prefilling, budget, is_oldest_first=is_oldest_first)))
 
     def _with_drafts(self, decodes: list[Chunk], room: int) -> tuple[Chunk, ...]:
         """Only where no prompt waits for the step's end: it would wait for the drafts as well."""
@@ -221,24 +224,23 @@ class Scheduler:
         sequence.finish(reason)
 
 
-def _share(prefilling: list[Sequence], budget: int) -> Iterable[Chunk]:
-    """Divide a step's prompt tokens: a part is the oldest prompt's own, so that it is never starved; the rest
-    goes to interactive requests before batch ones, and among them to the shortest first, so that a short
-    newcomer does not wait behind a long prompt."""
+def _share(prefilling: list[Sequence], budget: int, *, is_oldest_first: bool) -> Iterable[Chunk]:
+    """Divide a step's prompt tokens among prompts one after the other, as few of them as take it all: with
+    split cells each further prompt of another length costs llama.cpp a further pass over the weights.
+
+    Interactive requests come before batch ones, and among them the shortest, so that a short newcomer does
+    not wait behind a long prompt; the oldest comes first when it is its turn, so that it is never starved."""
     oldest, *_ = prefilling
-    own = min(oldest.num_tokens_to_stop, max(1, budget // OLDEST_SHARE))
-    shares = {oldest.request_id: own}
-    left = budget - own
-    for sequence in sorted(prefilling, key=_turn):
-        given = shares.get(sequence.request_id, 0)
-        more = min(left, sequence.num_tokens_to_stop - given)
-        shares[sequence.request_id] = given + more
-        left -= more
-    return [
-        Chunk.of(sequence, shares[sequence.request_id])
-        for sequence in prefilling
-        if shares[sequence.request_id]
-    ]
+
+    def order(sequence: Sequence) -> tuple[bool, bool, int]:
+        return (is_oldest_first and sequence is not oldest, *_turn(sequence))
+
+    for sequence in sorted(prefilling, key=order):
+        if budget < 1:
+            return
+        chunk = Chunk.of(sequence, min(budget, sequence.num_tokens_to_stop))
+        budget -= chunk.num_tokens
+        yield chunk
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int]:

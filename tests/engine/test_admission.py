@@ -11,7 +11,7 @@ from edgeserve.engine.admission import Admission, Speeds
 from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.request import FinishReason, Priority, Request, Sequence, Urgency
 from edgeserve.engine.sampling_params import SamplingParams
-from edgeserve.engine.scheduler import FixedChunk, Scheduler
+from edgeserve.engine.scheduler import OLDEST_TURN, FixedChunk, Scheduler
 from edgeserve.engine.waiting_queue import MAX_OVERTAKES, WaitingQueue
 from edgeserve.errors import QueueFullError, QueueTimeoutError, RequestTimeoutError
 from edgeserve.llama import Model
@@ -258,5 +258,5 @@ def test_prompts_of_interactive_requests_are_computed_first() -> None:
     made.admit()
     made.add(sequence("interactive", 100))
     made.admit()
-    shares = {chunk.sequence.request_id: chunk.num_tokens for chunk in made.schedule().chunks}
-    assert shares == {"oldest": 8, "interactive": 24}
+    served = [made.schedule().chunks[0].sequence.request_id for _ in range(2 * OLDEST_TURN)]
+    assert served == 2 * [*(OLDEST_TURN - 1) * ["interactive"], "oldest"]

@@ -125,7 +125,8 @@ def test_max_tokens_in_the_middle_of_a_character(engine: Engine, model: Model) -
 
 
 def test_more_requests_than_slots_all_finish_in_order(engine: Engine, model: Model) -> None:
-    requests = [request(f"r{i}", tokens(model), greedy(max_tokens=3)) for i in range(20)]
+    # Of one length, and without a common prefix that would make some of them shorter.
+    requests = [request(f"r{i}", [1000 + i] * 12, greedy(max_tokens=3, ignore_eos=True)) for i in range(20)]
     results = run(engine, *requests)
     assert all(len(result.token_ids) == 3 for result in results.values())
     assert not engine.has_work

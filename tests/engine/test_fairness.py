@@ -14,7 +14,7 @@ from edgeserve.config import EngineConfig
 from edgeserve.engine.kv_cache import KVCache
 from edgeserve.engine.request import FinishReason, Priority, Request, Sequence, Urgency
 from edgeserve.engine.sampling_params import SamplingParams
-from edgeserve.engine.scheduler import OLDEST_SHARE, FixedChunk, Scheduler, SchedulerOutput
+from edgeserve.engine.scheduler import OLDEST_TURN, FixedChunk, Scheduler, SchedulerOutput
 from edgeserve.engine.step_cost import CHUNK_SIZES, StepCost
 from edgeserve.engine.waiting_queue import MAX_OVERTAKES
 from edgeserve.errors import UsageError
@@ -102,9 +102,9 @@ def test_a_batch_request_is_served_under_endless_interactive_load(
     for index in range(2 * num_slots):
         run.add(f"first{index}", newcomer, newcomer, Priority.INTERACTIVE)
     batch = run.add("batch", num_prompt, max_tokens, Priority.BATCH)
-    prefill_steps = ceil(newcomer / (32 // OLDEST_SHARE)) * num_slots
+    prefill_steps = OLDEST_TURN * ceil(newcomer / 32) * num_slots
     one_after_another = (MAX_OVERTAKES + 2 * num_slots + 1) * (prefill_steps + newcomer)
-    own = ceil(num_prompt / (32 // OLDEST_SHARE)) * num_slots + max_tokens
+    own = OLDEST_TURN * ceil(num_prompt / 32) * num_slots + max_tokens
     while not batch.is_finished:
         for index in range(2):
             run.add(f"i{run.num_steps}-{index}", newcomer, newcomer, Priority.INTERACTIVE)
@@ -123,7 +123,7 @@ def test_a_batch_request_is_served_under_endless_interactive_load(
 def test_short_newcomers_do_not_wait_for_a_huge_prompt(
     huge: int, shorts: list[int], chunk: int, num_decodes: int, priority: Priority
 ) -> None:
-    """Their first tokens come as if the huge prompt took its share of each step and nothing else, however
+    """Their first tokens come as if the huge prompt took its turn among the steps and nothing else, however
     long it is."""
     run = Run(num_decodes + 4, chunk=chunk, n_ctx_seq=21_000)
     for index in range(num_decodes):
@@ -132,15 +132,14 @@ def test_short_newcomers_do_not_wait_for_a_huge_prompt(
     giant = run.add("huge", huge, 1, priority)
     run.step()
     newcomers = [run.add(f"s{index}", size, 1, Priority.INTERACTIVE) for index, size in enumerate(shorts)]
-    rest = chunk - max(1, chunk // OLDEST_SHARE)
+    own_steps = ceil(sum(shorts) / chunk)
     before, num_steps = giant.num_computed_tokens, 0
     while not all(item.is_finished for item in newcomers):
         run.step()
         num_steps += 1
-        assert num_steps <= ceil(sum(shorts) / rest) + 1
-    assert (
-        giant.num_computed_tokens >= before + num_steps * max(1, chunk // OLDEST_SHARE) or giant.is_finished
-    )
+        assert num_steps <= own_steps + ceil(own_steps / (OLDEST_TURN - 1)) + 1
+    turns = num_steps // OLDEST_TURN
+    assert giant.num_computed_tokens >= before + turns * chunk or giant.is_finished
 
 
 @settings(max_examples=60, deadline=None)
