@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 
 import pytest
+from mock_openai import MockServer, Step, chunk, sse, usage_chunk
 from screen_text import press, resize, screen_text, until, until_shown
 from textual import events
 from textual.widgets import Input, Markdown, TextArea
@@ -35,6 +38,12 @@ async def say(pilot, screen, text):
     screen.query_one(Composer).text = text
     await press(pilot, "enter")
     await until(pilot, lambda: screen.is_answering or screen.query(".figures, .error"), "for the question")
+
+
+def num_pieces(screen):
+    """Pieces of the answer that have come."""
+    answer = screen._talk.answer if screen._talk is not None else None
+    return len(answer.stamps_s) if answer is not None else 0
 
 
 async def answered(pilot, screen, count=1):
@@ -81,7 +90,7 @@ async def test_escape_stops_and_keeps_what_came(live):
         screen.conversation.settings["max_tokens"] = 800
         with live.unhurried():
             await say(pilot, screen, "Write a very long story about a river.")
-            await until(pilot, lambda: len(screen._talk.answer.stamps_s) > 5, "for tokens")
+            await until(pilot, lambda: num_pieces(screen) > 5, "for tokens")
             await until_shown(pilot, "Esc stops")
             meter = screen.query_one(LiveMeter)
             await until(pilot, lambda: "decode" in meter.text, "for the meter to follow")
@@ -241,6 +250,33 @@ async def test_a_message_is_sent_whole_however_fast_it_is_typed(live):
         await answered(pilot, screen)
         assert screen.conversation.turns[0].user == "hello\nyou"
         assert screen.query_one(Composer).text == ""
+
+
+SECTION = ["## Rivers\n\n", *["A river bends, "] * 90, "**often**.\n\n", *["- by ", "itself\n"] * 4, "\n"]
+
+
+async def test_ten_thousand_tokens_stream_in_whole_and_keys_are_heard_meanwhile():
+    """From a script: the small model's context ends long before."""
+    typed = threading.Event()
+    pieces = [SECTION[index % len(SECTION)] for index in range(10_000)]
+    steps = [Step(chunk({"content": piece})) for piece in pieces]
+    # The second half comes only when a key that was pressed during the first one stands in the message.
+    steps[5000] = replace(steps[5000], until=typed.is_set)
+    steps += [Step(chunk({}, "stop")), Step(usage_chunk(10, 10_000)), Step(sse("[DONE]"))]
+    with MockServer(lambda body: steps).running() as server:
+        app = chat_app(server.url)
+        async with app.run_test(size=(100, 30)) as pilot:
+            screen = await opened(pilot)
+            await say(pilot, screen, "Tell me everything.")
+            await until(pilot, lambda: num_pieces(screen) > 4000, "for the first half")
+            await press(pilot, "o", "k")
+            await until(pilot, lambda: screen.query_one(Composer).text == "ok", "for the keys")
+            typed.set()
+            await until(pilot, lambda: bool(screen.query(".figures")), "for the end", 180)
+            (turn,) = screen.conversation.turns
+            assert turn.answer == "".join(pieces)
+            assert screen.query_one(Markdown).source == turn.answer
+            await until_shown(pilot, "context 10,010")
 
 
 async def test_a_paste_of_ten_thousand_characters_is_one_message(live):
