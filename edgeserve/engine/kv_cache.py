@@ -27,6 +27,10 @@ from edgeserve.engine.saved_prefix import (
     usable,
 )
 
+APART_TOKENS = 256
+"""What a slot away from the running ones costs, in prompt tokens: with split cells llama.cpp takes only
+neighbours into one pass over the weights, so that every step of an answer needs a pass more."""
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -175,12 +179,20 @@ class KVCache:
         return usable(shared, limit, limit + 1, stops)
 
     def _cost(self, slot: Slot, num_own: int, num_shared: int) -> tuple[float, float]:
-        """Tokens lost to the cache, discounted by age, less tokens saved; among equals the oldest slot."""
+        """Tokens lost to the cache, discounted by age, less tokens saved, and what being apart costs; among
+        equals the oldest slot."""
         resident = len(slot.token_ids)
         value = max(0.0, slot.priority - self._age)
         lost = value * (resident - num_own) / resident if resident else 0.0
         saved = num_own if num_shared < num_own + MIN_SHARED_TOKENS else num_shared
-        return lost - saved, slot.priority
+        return lost - saved + APART_TOKENS * self._num_more_passes(slot), slot.priority
+
+    def _num_more_passes(self, slot: Slot) -> int:
+        """How many groups of neighbours more are running with this slot: -1 when it joins two."""
+        if self.unified:
+            return 0
+        around = self.slots[max(0, slot.seq_id - 1) : slot.seq_id + 2]
+        return 1 - sum(not item.is_idle for item in around)
 
     def _evictions(self, sequence: Sequence, target: Slot, source: Slot | None = None) -> tuple[Slot, ...]:
         if not self.unified:

@@ -160,3 +160,41 @@ def test_counts_of_used_and_cached_cells() -> None:
     cache.acquire(placement, busy)
     cache.advance(busy, 2)
     assert (cache.num_used_cells, cache.num_cached_cells) == (5, 3)
+
+
+def start(cache: KVCache, seq: Sequence) -> int:
+    """Place and compute a sequence that goes on running; returns its slot."""
+    placement = cache.place(seq)
+    assert placement is not None
+    cache.acquire(placement, seq)
+    cache.advance(seq, seq.num_tokens - placement.num_cached_tokens)
+    return seq.seq_id
+
+
+def test_with_split_cells_running_slots_are_neighbours() -> None:
+    """llama.cpp computes neighbours in one pass over the weights, others in one more."""
+    cache = KVCache(6, 6000, 1000, unified=False)
+    first = [sequence([index] * 50) for index in range(6)]
+    assert [start(cache, item) for item in first] == [0, 1, 2, 3, 4, 5]
+    for index in (0, 1, 3, 4, 5):
+        cache.release(first[index])
+    # Slot 5 knows the prompt best, but a pass more in every step would cost more than copying from it.
+    again = sequence([5] * 45 + [7] * 20)
+    placement = cache.place(again)
+    assert placement is not None
+    assert placement.slot.seq_id in (1, 3)
+    assert placement.source is cache.slots[5]
+    assert placement.num_cached_tokens == 45
+    cache.acquire(placement, again)
+    others = [start(cache, sequence([20 + index] * 30)) for index in range(2)]
+    running = sorted([2, again.seq_id, *others])
+    assert running == list(range(running[0], running[0] + 4))
+
+
+def test_with_unified_cells_any_slot_is_as_good() -> None:
+    cache = KVCache(4, 8000, 2000, unified=True)
+    first = [sequence([index] * 50) for index in range(4)]
+    assert [start(cache, item) for item in first] == [0, 1, 2, 3]
+    cache.release(first[3])
+    cache.release(first[1])
+    assert start(cache, sequence([3] * 45 + [7] * 20)) == 3
