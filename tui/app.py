@@ -7,7 +7,9 @@ feed's life. `run` is what the command line calls.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -103,10 +105,21 @@ class EdgeserveApp(App[None]):
         return variable_defaults(is_dark=self.current_theme.dark)
 
     async def on_mount(self) -> None:
+        self._end_with_terminal()
         self._follow()
         self.set_interval(TICK_S, self._tick)
         if self.first_mode != self.current_mode:
             await self.switch_mode(self.first_mode)
+
+    def _end_with_terminal(self) -> None:
+        """A terminal that is closed, or a plain kill, ends the server that was started from here too."""
+        if self.is_headless:
+            return
+        # Windows, and threads other than the main one, have no such handlers.
+        with suppress(AttributeError, NotImplementedError, RuntimeError, ValueError):
+            loop = asyncio.get_running_loop()
+            for name in (signal.SIGHUP, signal.SIGTERM):
+                loop.add_signal_handler(name, self.exit)
 
     def _follow(self) -> None:
         self.workers.cancel_group(self, "feed")

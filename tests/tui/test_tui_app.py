@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from screen_text import press, screen_text, until, until_shown
+from screen_text import press, until, until_shown
 from textual.widgets import Input, OptionList
 
 from edgeserve.bench.options import Scenario
@@ -30,9 +30,10 @@ async def test_every_screen_is_one_key_away_and_has_help(live):
             await press(pilot, key)
             await until(pilot, lambda wanted=mode: app.current_mode == wanted, f"for {mode}")
             await until_shown(pilot, app.feed.facts.model)
+        await until_shown(pilot, "No request is running.")
         await press(pilot, "question_mark")
         await until_shown(pilot, "cancel the chosen request")
-        assert "--no-mouse" in screen_text(app)
+        await until_shown(pilot, "--no-mouse")
 
 
 def test_every_screen_has_help():
