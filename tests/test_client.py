@@ -150,7 +150,7 @@ async def test_a_stream_without_done_is_complete_when_it_was_finished(server: Mo
 
 
 async def test_silence_for_too_long_has_a_name(server: MockServer) -> None:
-    server.script = lambda body: mock.answer(1, ttft_s=5)
+    server.script = lambda body: mock.answer(1, until=lambda: False)
     async with Client(server.url, read_timeout_s=0.2) as client:
         with pytest.raises(RequestTimeoutError):
             await collect(client)
@@ -165,27 +165,27 @@ async def test_nobody_there() -> None:
 
 
 async def until_abandoned(server: MockServer) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not server.sent[0].is_abandoned:
             await asyncio.sleep(0.01)
 
 
 async def test_closing_the_iterator_closes_the_socket(server: MockServer) -> None:
-    server.script = lambda body: mock.answer(1000, gap_s=0.01)
+    server.script = lambda body: mock.answer(10_000, gap_s=0.01)
     async with Client(server.url) as client:
         async with aclosing(client.chat_stream(MESSAGES)) as events:
             async for event in events:
                 if event.is_output:
                     break
         await until_abandoned(server)
-    assert len(server.sent[0].stamps_s) < 500
+    assert len(server.sent[0].stamps_s) < 10_000
 
 
 async def test_cancelling_the_task_before_the_first_token_closes_the_socket(server: MockServer) -> None:
-    server.script = lambda body: mock.answer(1, ttft_s=30)
+    server.script = lambda body: mock.answer(1, until=lambda: False)
     async with Client(server.url) as client:
         task = asyncio.create_task(collect(client))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not server.sent or not server.sent[0].stamps_s:
                 await asyncio.sleep(0.01)
         task.cancel()
