@@ -241,12 +241,12 @@ def scrapes() -> tuple[Scrape, Scrape]:
     """Six requests in ten seconds, after one that must not count."""
     current = [STATS]
     metrics = Metrics(lambda: current[0])
-    metrics.observe_choice(timings(90.0, 80.0), 0.1, is_complete=True)
+    metrics.observe_choice(timings(90.0, 80.0), is_complete=True)
     slots = [{"id": 0, "is_processing": True, "id_task": 7}, {"id": 1, "is_processing": False}]
     first = read_scrape(100.0, metrics.render().decode(), slots)
     for _ in range(3):
-        metrics.observe_choice(timings(2.0, 1.5), 0.1, is_complete=True)
-        metrics.observe_choice(timings(1.0, 0.5, num_cached=180), 0.1, is_complete=True)
+        metrics.observe_choice(timings(2.0, 1.5), is_complete=True)
+        metrics.observe_choice(timings(1.0, 0.5, num_cached=180), is_complete=True)
     for gap_s in [0.012] * 90 + [0.4] * 10:
         metrics.observe_gap(timings(2.0, 1.5), gap_s)
     current[0] = replace(
