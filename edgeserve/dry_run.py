@@ -42,6 +42,7 @@ from edgeserve import llama
 from edgeserve.config import CACHE_TYPE_IDS
 from edgeserve.errors import EdgeserveError, RuntimeUnavailableError
 from edgeserve.gguf import read_header, write_header_copy
+from edgeserve.layout_check import check_layouts
 from edgeserve.virtual_device import VirtualDevice, VirtualDeviceSpec, device_array
 
 _FLASH_ATTN_IDS = {"auto": -1, "off": 0, "on": 1}
@@ -183,6 +184,8 @@ class Library:
         self._devices = None
         if devices is not None:
             self._devices = [VirtualDevice(VirtualDeviceSpec(**device)) for device in devices]
+            for device in self._devices[:1]:
+                check_layouts(device)
             self._device_array = device_array(self._devices)
 
     # --- model

@@ -39,12 +39,13 @@ _DEVICE = (
 )  # fmt: skip
 _REGISTRY = ("get_name", "get_device_count", "get_device", "get_proc_address")
 _API_VERSION = 2
-_DEVICE_TYPE_CPU, _DEVICE_TYPE_GPU = 0, 1
+_DEVICE_TYPE_CPU, DEVICE_TYPE_GPU = 0, 1
+REGISTRY_NAME = "Virtual"
 
 # Byte offsets in ggml_backend_buffer (eleven function pointers come first) and in ggml_tensor.
 _BUFFER_FREE, _BUFFER_TYPE_AT, _BUFFER_CONTEXT, _BUFFER_SIZE = 0, 88, 96, 104
 _TENSOR_TYPE, _TENSOR_NE, _TENSOR_OP, _TENSOR_SRC, _TENSOR_VIEW_SRC = 0, 16, 80, 152, 232
-_GGML_TYPE_F16 = 1
+GGML_TYPE_F16 = 1
 _QUANTIZED_ROW_STEP = 512
 _CUDA_OFFLOAD_BATCH = 32
 
@@ -84,7 +85,7 @@ class VirtualDevice:
         self._library = llama.load_library()._lib
         self._keep: list[Any] = []
         self._names = {
-            text: self._text(text) for text in (spec.name, f"{spec.name}_Host", "virtual", "Virtual")
+            text: self._text(text) for text in (spec.name, f"{spec.name}_Host", "virtual", REGISTRY_NAME)
         }
         self._real_buffers: dict[int, tuple[int, int, int]] = {}
         self._free_address = self._callback(self._free, None, _PTR)
@@ -151,8 +152,9 @@ class VirtualDevice:
         )
         if buffer is None:
             return None
-        start = _word(buffer + _BUFFER_CONTEXT)
-        self._real_buffers[buffer] = (start, _word(buffer + _BUFFER_FREE), _word(buffer + _BUFFER_SIZE))
+        real = buffer_fields(buffer)
+        start = real.context
+        self._real_buffers[buffer] = (start, _word(buffer + _BUFFER_FREE), real.size)
         _set_word(buffer + _BUFFER_TYPE_AT, buffer_type)
         _set_word(buffer + _BUFFER_CONTEXT, -(-start // self.spec.alignment) * self.spec.alignment)
         _set_word(buffer + _BUFFER_SIZE, size)
@@ -169,7 +171,7 @@ class VirtualDevice:
         size = int(self._call("ggml_nbytes", _SIZE, (_PTR, tensor)))
         if self.spec.attention_copies and self._op_name(tensor) == "FLASH_ATTN_EXT":
             size = self._with_f16_copies(tensor, size)
-        type_id, row = _int(tensor + _TENSOR_TYPE), _ne(tensor)[0]
+        type_id, row = tensor_type(tensor), tensor_shape(tensor)[0]
         if self.spec.pads_quantized_rows and row % _QUANTIZED_ROW_STEP and self._is_quantized(type_id):
             missing = _QUANTIZED_ROW_STEP - row % _QUANTIZED_ROW_STEP
             size += int(self._call("ggml_row_size", _SIZE, (_INT, type_id), (_I64, missing)))
@@ -177,10 +179,10 @@ class VirtualDevice:
 
     def _with_f16_copies(self, attention: int, size: int) -> int:
         """Room for F16 copies of keys and values (`ggml_cuda_flash_attn_ext_get_f16_extra_data`)."""
-        keys, values = (_word(attention + _TENSOR_SRC + 8 * index) for index in (1, 2))
-        shared = _word(values + _TENSOR_VIEW_SRC) in (keys, _word(keys + _TENSOR_VIEW_SRC) or keys)
+        keys, values = (tensor_source(attention, index) for index in (1, 2))
+        shared = tensor_view_source(values) in (keys, tensor_view_source(keys) or keys)
         for source in (keys,) if shared else (keys, values):
-            if _int(source + _TENSOR_TYPE) != _GGML_TYPE_F16:
+            if tensor_type(source) != GGML_TYPE_F16:
                 elements = int(self._call("ggml_nelements", _I64, (_PTR, source)))
                 size = -(-size // 128) * 128 + 2 * elements
         return size
@@ -212,12 +214,12 @@ class VirtualDevice:
         return int(self._call("ggml_backend_graph_compute", _INT, (_PTR, self._cpu_backend), (_PTR, graph)))
 
     def _op_name(self, tensor: int) -> str:
-        name: bytes = self._call("ggml_op_name", _TEXT, (_INT, _int(tensor + _TENSOR_OP)))
+        name: bytes = self._call("ggml_op_name", _TEXT, (_INT, tensor_op(tensor)))
         return name.decode()
 
     def _offload_op(self, _: int, tensor: int) -> bool:
         """Whether an operation on host weights is worth copying them (`get_op_batch_size`, ggml-cuda.cu)."""
-        name, ne = self._op_name(tensor), _ne(tensor)
+        name, ne = self._op_name(tensor), tensor_shape(tensor)
         if name == "GET_ROWS":
             return False
         if name == "MUL_MAT":
@@ -234,7 +236,7 @@ class VirtualDevice:
             "get_name": self._named(self.spec.name),
             "get_description": self._named("virtual"),
             "get_memory": self._callback(self._memory, None, _PTR, _SIZE_P, _SIZE_P),
-            "get_type": self._callback(lambda _: _DEVICE_TYPE_GPU, _INT, _PTR),
+            "get_type": self._callback(lambda _: DEVICE_TYPE_GPU, _INT, _PTR),
             "get_props": self._callback(self._properties, None, _PTR, ctypes.POINTER(_Props)),
             "init_backend": self._callback(self._init_backend, _PTR, _PTR, _PTR),
             "get_buffer_type": self._callback(lambda _: buffer_type, _PTR, _PTR),
@@ -259,14 +261,14 @@ class VirtualDevice:
             ctypes.cast(description, _TEXT),
             free,
             total,
-            _DEVICE_TYPE_GPU,
+            DEVICE_TYPE_GPU,
             None,
             caps,
         )
 
     def _registry_words(self) -> list[int]:
         functions = {
-            "get_name": self._named("Virtual"),
+            "get_name": self._named(REGISTRY_NAME),
             "get_device_count": self._callback(lambda _: 1, _SIZE, _PTR),
             "get_device": self._callback(lambda _, __: self.handle, _PTR, _PTR, _SIZE),
             "get_proc_address": self._callback(lambda _, __: None, _PTR, _PTR, _PTR),
@@ -295,6 +297,40 @@ def _int(address: int) -> int:
     return ctypes.c_int32.from_address(address).value
 
 
-def _ne(tensor: int) -> tuple[int, int, int, int]:
+# --- fields read by their offsets; layout_check.py compares them with what ggml says
+
+
+@dataclass(frozen=True, slots=True)
+class BufferFields:
+    """What is read of a ggml_backend_buffer."""
+
+    buffer_type: int
+    context: int
+    size: int
+
+
+def buffer_fields(buffer: int) -> BufferFields:
+    return BufferFields(
+        _word(buffer + _BUFFER_TYPE_AT), _word(buffer + _BUFFER_CONTEXT), _word(buffer + _BUFFER_SIZE)
+    )
+
+
+def tensor_type(tensor: int) -> int:
+    return _int(tensor + _TENSOR_TYPE)
+
+
+def tensor_shape(tensor: int) -> tuple[int, int, int, int]:
     n0, n1, n2, n3 = (ctypes.c_int64 * 4).from_address(tensor + _TENSOR_NE)
     return n0, n1, n2, n3
+
+
+def tensor_op(tensor: int) -> int:
+    return _int(tensor + _TENSOR_OP)
+
+
+def tensor_source(tensor: int, index: int) -> int:
+    return _word(tensor + _TENSOR_SRC + 8 * index)
+
+
+def tensor_view_source(tensor: int) -> int:
+    return _word(tensor + _TENSOR_VIEW_SRC)

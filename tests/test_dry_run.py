@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import zoo
 
-from edgeserve import llama
+from edgeserve import llama, virtual_device
 from edgeserve.dry_run import Library
+from edgeserve.errors import RuntimeUnavailableError
 from edgeserve.gguf import GGUFHeader, read_header
+from edgeserve.layout_check import check_layouts
 from edgeserve.planner.measure import DryRunFailure, dry_run, measure
 from edgeserve.planner.memory import plan_memory
 from edgeserve.planner.placement import Accelerator
@@ -176,6 +178,34 @@ def test_log_alone_gives_compute_to_5_kb(qwen2: GGUFHeader, monkeypatch: pytest.
     assert exact["exact"] and not from_log["exact"]
     said = sum(buffer["compute"] for buffer in exact["buffers"])
     assert abs(sum(buffer["compute"] for buffer in from_log["buffers"]) - said) <= 5300
+
+
+# --- the library's structs are where they are taken to be
+
+
+def test_the_structs_of_this_release_are_where_they_are_read() -> None:
+    check_layouts(VirtualDevice(VirtualDeviceSpec("GPU0", 2 * GIB, 3 * GIB)))
+
+
+@pytest.mark.parametrize(
+    ("offset", "moved", "said"),
+    [
+        ("_TENSOR_TYPE", 4, "tensor type"),
+        ("_TENSOR_NE", 24, "tensor shape"),
+        ("_TENSOR_OP", 84, "tensor operation"),
+        ("_TENSOR_SRC", 160, "tensor sources"),
+        ("_TENSOR_VIEW_SRC", 224, "tensor view"),
+        ("_BUFFER_TYPE_AT", 96, "buffer type"),
+        ("_BUFFER_CONTEXT", 88, "buffer context"),
+        ("_BUFFER_SIZE", 96, "buffer size"),
+    ],
+)
+def test_a_field_that_is_elsewhere_is_named(
+    monkeypatch: pytest.MonkeyPatch, offset: str, moved: int, said: str
+) -> None:
+    monkeypatch.setattr(virtual_device, offset, moved)
+    with pytest.raises(RuntimeUnavailableError, match=said):
+        check_layouts(VirtualDevice(VirtualDeviceSpec("GPU0", 2 * GIB, 3 * GIB)))
 
 
 # --- the pretended device computes
