@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edgeserve import models
 from edgeserve.errors import ModelNotFoundError, UsageError
 from edgeserve.gguf_header import GGUFHeader
+from edgeserve.models_view import list_rows
 from edgeserve.planner.device import list_profiles
 from edgeserve.planner.device_search import find_profile
 from edgeserve.planner.goals import PREFERENCES, FixedSettings, Goals, Preference
@@ -109,6 +111,11 @@ def _read_header(reference: str) -> GGUFHeader:
                 f"{reference} is not on this machine yet.", f"`edgeserve models pull {reference}` fetches it."
             )
     return models.read_model_header(reference)
+
+
+def name_of(path: str) -> str:
+    """What to call a model file in a command: by its name in the list, or else by its path."""
+    return next((row.entry.name for row in list_rows() if row.path == Path(path)), path)
 
 
 def device_names() -> list[str]:

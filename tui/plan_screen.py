@@ -29,7 +29,7 @@ from tui.lines import TwoEndedLine
 from tui.messages import FeedChanged, StartServer
 from tui.pick_list import PickList, known_models
 from tui.plan_fields import PlanField
-from tui.plan_query import THIS_MACHINE, PlanDesk, PlanForm, device_names
+from tui.plan_query import THIS_MACHINE, PlanDesk, PlanForm, device_names, name_of
 from tui.plan_texts import (
     command_of,
     flags_of,
@@ -117,7 +117,7 @@ class PlanScreen(FeedScreen):
             return ""
         path = self.feed.facts.model_path if self.feed.facts else ""
         if path and Path(path).is_file():
-            return path
+            return name_of(path)
         name = read_models_list()[0].name
         self._guessed_model = "" if self.feed.facts else name
         return name

@@ -77,6 +77,8 @@ def pool_parts(report: MemoryReport, devices: tuple[str, ...]) -> dict[str, int]
 
 def paragraphs(plan: Plan, reference: str) -> Iterator[Paragraph]:
     """Everything but the memory bars and the alternatives, in the order of reading."""
+    # A sentence for each pool that is too small comes before all other reasons.
+    num_short = sum(use.left_bytes < 0 for use in plan.best.uses)
     if plan.best.report.rejected is not None:
         yield from _block("refused", plan.reasons)
     elif plan.fits:
@@ -86,13 +88,13 @@ def paragraphs(plan: Plan, reference: str) -> Iterator[Paragraph]:
     else:
         # What is too much and what would do come first; how fast it would be matters to nobody.
         yield "asked", _paired(flags_of(plan, plan.settings))
-        yield from _block("why", plan.reasons[:1])
+        yield from _block("why", plan.reasons[:num_short])
     if plan.remedy is not None:
         yield from _block("remedy", remedy_sentences(plan))
     if command := command_of(plan, reference):
         yield "run", command
     if not plan.fits and plan.best.report.rejected is None:
-        yield from _block("also", plan.reasons[1:])
+        yield from _block("also", plan.reasons[num_short:])
     yield "", proof_text(plan)
 
 

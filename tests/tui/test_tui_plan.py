@@ -8,6 +8,7 @@ from textual.widgets import Input
 
 from edgeserve.errors import UsageError
 from edgeserve.gguf import read_header
+from edgeserve.models_view import ModelRow, list_rows
 from edgeserve.planner.device_search import find_profile
 from edgeserve.planner.goals import FixedSettings, Goals
 from edgeserve.planner.plan import make_plan
@@ -20,8 +21,8 @@ from tui.dialogs import Question
 from tui.feed import Feed
 from tui.pick_list import PickList
 from tui.plan_fields import STEPS
-from tui.plan_query import PlanDesk, PlanForm, device_names
-from tui.plan_texts import command_of, flags_of, profile_text, side_by_side, startable, table_text
+from tui.plan_query import PlanDesk, PlanForm, device_names, name_of
+from tui.plan_texts import command_of, flags_of, paragraphs, profile_text, side_by_side, startable, table_text
 from tui.pool_bars import PoolBars
 
 DEVICE = "MacBook Air M2 16 GB"
@@ -218,6 +219,23 @@ async def test_models_and_devices_are_found_by_a_part_of_the_name(estimate_only,
         await until(pilot, lambda: "4090" in screen.query_one("#device", Input).value, "for the device")
         plan = await estimated(pilot, screen)
         assert "4090" in plan.target.profile.name
+
+
+def test_of_a_misfit_every_pool_that_is_short_and_the_remedy_come_first(header):
+    plan = planned(header, FixedSettings(n_ctx=4_096_000))
+    lines = list(paragraphs(plan, "m"))
+    assert [label for label, _ in lines if label][:4] == ["asked", "why", "remedy", "run"]
+    remedy = [label for label, _ in lines].index("remedy")
+    assert all("does not fit" in text for _, text in lines[1:remedy])
+    assert not any("does not fit" in text for _, text in lines[remedy:])
+
+
+def test_a_server_s_model_is_called_by_its_name_where_it_has_one(monkeypatch, tmp_path):
+    entry = list_rows()[0].entry
+    known = ModelRow(entry, tmp_path / "known.gguf", None)
+    monkeypatch.setattr("tui.plan_query.list_rows", lambda: [known])
+    assert name_of(str(tmp_path / "known.gguf")) == entry.name
+    assert name_of("/elsewhere/other.gguf") == "/elsewhere/other.gguf"
 
 
 def test_alternatives_stand_side_by_side(header):
