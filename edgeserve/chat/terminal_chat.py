@@ -43,7 +43,8 @@ class ChatOptions:
     """How to ask and how to show. None leaves the choice to the server.
 
     `settings` holds further request fields by the names of `chat_settings.SETTINGS`. `shows_figures` False
-    leaves out the line under an answer. `history_path` None takes the user's state folder.
+    leaves out the line under an answer. `history_path` None takes the user's state folder. A server that
+    lives only for this chat has an address that says nothing: `shows_address` False leaves it out.
     """
 
     model: str | None = None
@@ -55,6 +56,7 @@ class ChatOptions:
     shows_figures: bool = True
     timings_per_token: bool = False
     history_path: Path | None = None
+    shows_address: bool = True
 
     def conversation(self) -> Conversation:
         """An empty conversation with these settings."""
@@ -281,7 +283,8 @@ class Chat:
         model = PurePath(await self._client.default_model()).name
         self._n_ctx = await self._context_length()
         context = f" · context {self._n_ctx:,}" if self._n_ctx else ""
-        self._view.note(f"{model}{context} · {self._client.root}")
+        address = f" · {self._client.root}" if self._options.shows_address else ""
+        self._view.note(f"{model}{context}{address}")
         self._view.blank()
 
     async def _context_length(self) -> int | None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgeserve.errors import UsageError
@@ -71,7 +72,7 @@ def _with_own_server(settings: Settings, message: str | None) -> int:
         return started.engine
 
     with LocalServer(server_config(settings), load) as server:
-        options = chat_options(settings, None)
+        options = replace(chat_options(settings, None), shows_address=False)
         with closing(LoadingLine(path.stem)) as line:
             server.wait(line)
         return talk(server.url, server.key, options, message)
