@@ -32,7 +32,7 @@ class EngineConfig:
     `n_ctx` is the pool: KV cells in all. `n_ctx_seq` is the most that one request may hold, prompt and answer
     together; 0 takes what the cell layout gives (the pool when cells are unified, an equal share when split).
     `n_threads` 0 takes the CPU budget. `n_predict` is the cap on output tokens of a request that names none;
-    0 takes what is left of `n_ctx_seq`, but at most a half of it.
+    0 takes a half of `n_ctx_seq`, or of an equal share of the pool where that is less.
     """
 
     model_path: str

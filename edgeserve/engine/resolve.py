@@ -66,6 +66,7 @@ def with_context_sizes(config: EngineConfig, n_ctx: int, n_ctx_seq: int) -> Engi
     limit = min(config.n_ctx_seq or n_ctx_seq, n_ctx_seq)
     if limit < 2:
         raise UsageError(f"A request limit of {limit} tokens leaves no room for an answer.")
-    return replace(
-        config, n_ctx=n_ctx, n_ctx_seq=limit, n_predict=min(config.n_predict or limit // 2, limit - 1)
-    )
+    # Half of an equal share of the pool too: room is set aside for whole answers, and with unified cells a
+    # few that name no cap would otherwise keep everybody else waiting.
+    usual = max(1, min(limit, n_ctx // config.n_seq_max) // 2)
+    return replace(config, n_ctx=n_ctx, n_ctx_seq=limit, n_predict=min(config.n_predict or usual, limit - 1))

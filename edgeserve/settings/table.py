@@ -326,8 +326,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "engine", "n_predict", ("-n", "--predict", "--n-predict"),
         WholeNumber(0, words={"-1": NO_LIMIT}),
-        "longest answer, in tokens, of a request that names none; 0 is half of what a request may hold,"
-        " -1 all of it",
+        "longest answer, in tokens, of a request that names none; 0 is half of an equal share of the context,"
+        " -1 all that a request may hold",
         ANSWERS, llama_env=("LLAMA_ARG_N_PREDICT",),
     ),
     Setting(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from harness import Result, engine_of, request, run, step
@@ -216,6 +217,30 @@ def test_a_failed_decode_costs_only_the_request_that_fails_alone(model: Model, f
         assert results["good"].text == results["fine"].text == "The capital of France is Paris."
         assert engine.scheduler.kv_cache.slots[1].token_ids == []
         assert run(engine, request("next", tokens(model), greedy()))["next"].text == results["good"].text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_decodes_that_fail_at_random_leave_nothing_behind(model: Model, seed: int) -> None:
+    """Every request gets an answer or an error of its own, all cells come back, and the next one works."""
+    rng = random.Random(seed)
+    with engine_of(model, n_seq_max=3, n_ctx=1536) as engine:
+        real = engine.runner._context
+        failures = (-1, 1, 2, RuntimeError("boom"))
+        poison(engine, lambda batch: rng.choice(failures) if rng.random() < 0.4 else 0)
+        asked = [request(str(index), tokens(model), greedy(max_tokens=6)) for index in range(9)]
+        results = run(engine, *asked)
+        engine.runner._context = real
+        for result in results.values():
+            if result.error is None:
+                assert "The capital of France is Paris.".startswith(result.text)
+                assert len(result.token_ids) == 6
+            else:
+                assert isinstance(result.error, EngineError)
+        cache = engine.scheduler.kv_cache
+        assert cache.num_used_cells == cache.num_cached_cells
+        assert run(engine, request("next", tokens(model), greedy()))["next"].text == (
+            "The capital of France is Paris."
+        )
 
 
 def test_a_failure_in_the_middle_of_a_decode_changes_no_answer(model: Model) -> None:

@@ -3,6 +3,8 @@ prompts. Nobody's answer may change by it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from harness import Result, engine_of, equal_or_close, request, run, step
 
@@ -68,19 +70,24 @@ def test_a_pool_that_is_far_too_small_changes_no_answer_and_fails_nobody(model: 
 
 
 def test_who_waits_for_cells_is_told_so_and_answers_without_a_cap_do_not_run_one_by_one(model: Model) -> None:
-    """A request without max_tokens may make half of what one may hold, not all of the pool."""
+    """A request without max_tokens may make half of an equal share of the pool, not half of the pool."""
     params = SamplingParams(temperature=0, ignore_eos=True)
-    with engine_of(model, n_seq_max=4, n_ctx=1024, n_ctx_seq=512, kv_unified=True) as engine:
-        names = [str(index) for index in range(5)]
+    with engine_of(model, n_seq_max=4, n_ctx=1024, kv_unified=True) as engine:
+        names = [str(index) for index in range(4)]
         results = {name: Result() for name in names}
         for name in names:
             engine.add(request(name, question(model, f"Count to {name}."), params))
         step(engine, results)
-        stats = engine.stats()
-        assert len(stats.running) == 3
-        assert [item.max_tokens for item in stats.running] == [256] * 3
-        assert all(item.waits_for.endswith(" KV cells") for item in stats.waiting)
-        for name in names:
+        assert [item.max_tokens for item in engine.stats().running] == [128] * 4
+        engine.abort("0")
+        results["long"] = Result()
+        engine.add(request("long", question(model, "Count."), replace(params, max_tokens=900)))
+        step(engine, results)
+        [waiting] = engine.stats().waiting
+        num_reserved = sum(item.max_num_tokens for item in engine.scheduler.running)
+        num_needed = engine.scheduler.waiting.head.max_num_tokens
+        assert waiting.waits_for == f"{num_reserved + num_needed - 1024} KV cells"
+        for name in (*names, "long"):
             engine.abort(name)
         assert engine.stats().num_used_cells == engine.stats().num_cached_cells
 
