@@ -68,6 +68,8 @@ class EngineConfig:
     places of the same text."""
     n_draft_max: int = 16
     """Most drafted tokens in a step, all sequences together."""
+    step_samples: tuple[tuple[int, int, float], ...] = ()
+    """Steps measured before: decodes, prompt tokens, seconds; the first guesses of what steps cost."""
     prefill_chunk: int = 0
     """Prompt tokens in every step, for experiments; 0 lets the gap target decide."""
     cache_ram_mib: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,12 @@ class _Topology:
 def format_gib(num_bytes: float) -> str:
     """Bytes as GiB with one decimal and no unit: 8589934592 -> "8.0"."""
     return f"{num_bytes / 2**30:.1f}"
+
+
+def processor_name(proc_root: Path = PROC_ROOT) -> str:
+    """The processor's marketing name, from where the system keeps it; "" when it does not tell."""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read(proc_root / "cpuinfo") or "", re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
 
 
 # --- CPU ---------------------------------------------------------------------------------------------------

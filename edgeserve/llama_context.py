@@ -134,6 +134,28 @@ class Context:
             self._copied_to.clear()
         return code
 
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Threads of later steps: for those of one token, and for those of more."""
+        self._library.llama_set_n_threads(self.handle, n_threads, n_threads_batch)
+
+    def repeat_prefix(self, num_tokens: int, num_times: int) -> bool:
+        """Let sequence 0, which holds so many tokens, hold them `num_times` times over, one behind the other:
+        as deep a context as measurements want, without computing it. Unified cells only, and a seq_id for
+        each repetition. False where the model's memory cannot be moved like that; it is then undefined."""
+        library = self._library
+        if not (self.can_shift and self.can_cut_back):
+            return False
+        size = library.llama_state_seq_get_size(self.handle, 0)
+        state = (ctypes.c_uint8 * size)()
+        size = library.llama_state_seq_get_data(self.handle, state, size, 0)
+        for copy in range(1, num_times):
+            if not library.llama_state_seq_set_data(self.handle, state, size, copy):
+                return False
+            library.llama_memory_seq_add(self._memory, copy, 0, -1, copy * num_tokens)
+            library.llama_memory_seq_cp(self._memory, copy, 0, -1, -1)
+            self.seq_rm(copy, 0)
+        return True
+
     def synchronize(self) -> None:
         """Wait for the last step: on a GPU, decode returns before it is done."""
         self._library.llama_synchronize(self.handle)

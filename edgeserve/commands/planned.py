@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve.config import EngineConfig
-from edgeserve.engine.tuning import read_tuning, tuning_path
+from edgeserve.engine.tuning import Tuning, read_tuning, tuning_path
 from edgeserve.errors import GGUFError
 from edgeserve.gguf import read_header
+from edgeserve.host import cpu_budget
 from edgeserve.planner.extras import Extras
 from edgeserve.planner.goals import FixedSettings, Goals
 from edgeserve.planner.here import here
@@ -27,7 +28,7 @@ from edgeserve.settings.values import engine_config
 # What a plan may choose of a configuration.
 _CHOSEN = (
     "n_ctx", "n_seq_max", "n_batch", "n_ubatch", "n_gpu_layers", "n_cpu_moe", "type_k", "type_v",
-    "flash_attn", "swa_full",
+    "flash_attn", "swa_full", "kv_unified",
 )  # fmt: skip
 _NO_DEVICES = ("none",)
 
@@ -40,10 +41,13 @@ class PlannedStart:
     config: EngineConfig
     notes: tuple[str, ...]
     plan: Plan | None = None
+    tuning: Tuning | None = None
+    """What the configuration owes to a measurement; None when this model was not measured here."""
 
 
-def planned_start(settings: Settings, path: Path) -> PlannedStart:
-    """The configuration for `path`: given settings as they are, the others from a plan.
+def planned_start(settings: Settings, path: Path, *, is_tuned: bool = True) -> PlannedStart:
+    """The configuration for `path`: given settings as they are, the others from a plan, and from what was
+    measured for this model here unless `is_tuned` is False.
 
     Raises OutOfMemoryError, with figures and the nearest plan that fits, for what does not fit, and GGUFError
     for what cannot be sized, unless `--force` was given.
@@ -53,8 +57,9 @@ def planned_start(settings: Settings, path: Path) -> PlannedStart:
         note = f"plan       none: {flag} places the model by hand, so nobody has checked that it fits."
         return PlannedStart(given, (note,))
     force = settings["force"] is True
+    tuning = known_tuning(given) if is_tuned else None
     try:
-        plan = plan_for(settings, path)
+        plan = plan_for(settings, path, tuning)
     except GGUFError as error:
         if force:
             return PlannedStart(given, (f"Not planned: {error.message}",))
@@ -67,7 +72,8 @@ def planned_start(settings: Settings, path: Path) -> PlannedStart:
     }
     # A chat has its answers to show; what a plan did matters there when memory was short.
     is_told = settings.command == "serve" or plan.best.choice.bound == "memory"
-    return PlannedStart(replace(given, **chosen), start_notes(plan) if is_told else (), plan)
+    config = with_tuned(replace(given, **chosen), tuning)
+    return PlannedStart(config, start_notes(plan) if is_told else (), plan, tuning)
 
 
 def _placed_by_hand(settings: Settings) -> str:
@@ -77,11 +83,13 @@ def _placed_by_hand(settings: Settings) -> str:
     return "-dev" if settings.is_given("devices") and settings["devices"] != _NO_DEVICES else ""
 
 
-def plan_for(settings: Settings, path: Path) -> Plan:
+def plan_for(settings: Settings, path: Path, tuning: Tuning | None = None) -> Plan:
     """The plan behind a start; proven by a dry run only when it would be refused without."""
     header, fixed, goals = read_header(path), fixed_of(settings), goals_of(settings)
     backend = "cpu" if settings["devices"] == _NO_DEVICES else ""
-    target = with_tuning(here(goals, backend), path)
+    if tuning and tuning.kv_unified and fixed.kv_unified is None:
+        fixed = replace(fixed, kv_unified=True)
+    target = with_tuning(here(goals, backend), tuning)
     ram_mib = settings["cache_ram_mib"]
     extras = Extras(prefix_cache_bytes=(ram_mib if isinstance(ram_mib, int) else 0) << 20)
     plan = make_plan(header, target, goals, fixed, dry_run=False, extras=extras)
@@ -98,14 +106,34 @@ def goals_of(settings: Settings) -> Goals:
     return Goals(most_parallel=most_parallel, **limits)
 
 
-def with_tuning(target: Target, path: Path) -> Target:
-    """The target with what `edgeserve tune` found of flash attention for this model on the processor."""
-    if target.accelerators or not target.is_here:
-        return target
-    tuning = read_tuning(tuning_path(path, target.profile.name))
-    if tuning is None:
+def known_tuning(given: EngineConfig) -> Tuning | None:
+    """What was measured for a model on this machine, with these settings that were asked for."""
+    return read_tuning(tuning_path(given.model_path, given))
+
+
+def with_tuning(target: Target, tuning: Tuning | None) -> Target:
+    """The target with what was measured of flash attention on the processor. On a GPU it stays on: a plan
+    counts on the memory that it saves."""
+    if tuning is None or target.accelerators or not target.is_here:
         return target
     return replace(target, flash_attn_on_cpu=tuning.flash_attn == "on")
+
+
+def with_tuned(config: EngineConfig, tuning: Tuning | None) -> EngineConfig:
+    """A planned configuration with the threads that were found fastest, where none were asked for, and with
+    what steps then cost."""
+    if tuning is None:
+        return config
+    budget = cpu_budget().n_threads
+    if not config.n_threads:
+        n_threads_batch = config.n_threads_batch or min(budget, tuning.n_threads_batch)
+        n_threads = min(budget, tuning.n_threads)
+        config = replace(config, n_threads=n_threads, n_threads_batch=n_threads_batch)
+    is_as_measured = (config.n_threads, config.n_threads_batch) == (tuning.n_threads, tuning.n_threads_batch)
+    if is_as_measured and config.flash_attn in (tuning.flash_attn, "auto"):
+        steps = tuple((step.num_decodes, step.num_prefill, step.duration_s) for step in tuning.steps)
+        config = replace(config, step_samples=steps)
+    return config
 
 
 def fixed_of(settings: Settings) -> FixedSettings:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from edgeserve.commands.engine_start import Started, make_engine
+from edgeserve.commands.first_tune import FirstTune
 from edgeserve.commands.model_file import check_reference, find
 from edgeserve.commands.version import version_line
 from edgeserve.config import EngineConfig, ServerConfig
@@ -35,10 +36,11 @@ def run(settings: Settings, *, is_insecure: bool) -> int:
 
     # A model that slept is loaded again, with nothing new to say about it.
     is_first = True
+    first_tune = FirstTune()
 
     def load(on_progress: Callable[[float], None]) -> AsyncEngine:
         nonlocal is_first
-        started = make_engine(settings, find(settings), on_progress)
+        started = make_engine(settings, find(settings), on_progress, first_tune)
         if is_first:
             say(*started.notes, *engine_lines(started))
         is_first = False
@@ -49,6 +51,7 @@ def run(settings: Settings, *, is_insecure: bool) -> int:
         load,
         on_listening=lambda url: say(*address_lines(url, config)),
         on_ready=lambda url: say(line("ready", f"{url}/v1")),
+        on_interrupt=first_tune.skip,
         is_insecure=is_insecure,
     )
     return 0

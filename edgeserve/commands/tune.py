@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from edgeserve.commands.engine_start import load_model
 from edgeserve.commands.model_file import find
 from edgeserve.engine.tuning import tuning_path, write_tuning
-from edgeserve.ggml import cpu_name
 from edgeserve.settings.sources import Settings
-from edgeserve.tune import DEPTH, Measurement, TuneResult, tune
+from edgeserve.settings.values import engine_config
+from edgeserve.tune import CHUNKS, TuneResult, tune
+from edgeserve.tune_probe import DEPTH
 
-_HEAD = ("flash attention", "threads", "decode", f"at depth {DEPTH}", "small steps", "large steps", "request")
+_HEAD = (
+    "flash attention",
+    "threads",
+    "decode",
+    f"behind {DEPTH}",
+    *(f"in {size}" for size in CHUNKS),
+    "request",
+)
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
     """Measure, show the table, keep the choice. Raises ModelError and so on."""
     path = find(settings)
-    loaded = load_model(settings, path, lambda part: None)
+    loaded = load_model(settings, path, lambda part: None, is_tuned=False)
     result = tune(loaded.model, loaded.config, on_progress=_say)
-    rows = [item.row() for item in result.measurements]
-    kept_at = tuning_path(path, cpu_name())
-    write_tuning(kept_at, result.tuning, rows)
+    kept_at = tuning_path(path, engine_config(settings, path))
+    write_tuning(kept_at, result.tuning, result.table, result.reasons)
     if as_json:
-        print(json.dumps({"reason": result.reason, "measurements": rows, "kept_at": str(kept_at)}, indent=2))
+        document = {
+            "reasons": result.reasons,
+            "measurements": result.table,
+            "layouts_ms": result.layouts,
+            "kept_at": str(kept_at),
+        }
+        print(json.dumps(document, indent=2))
     else:
         print("\n".join(lines(result)))
         _say(f"Kept for later starts of this model: {kept_at}")
@@ -36,20 +51,23 @@ def _say(text: str) -> None:
 
 
 def lines(result: TuneResult) -> list[str]:
-    """The table and the choice, for people."""
-    rows = [_HEAD, *(_cells(item) for item in result.measurements)]
+    """The table and the choice, for people. Prompts are read in tokens per second, by chunks of so many."""
+    rows = [_HEAD, *(_cells(row) for row in result.table)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     table = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return [*table, "", f"Fastest here: {result.reason}"]
+    return [*table, "", "Fastest here:", *(f"  {reason}" for reason in result.reasons)]
 
 
-def _cells(item: Measurement) -> tuple[str, ...]:
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        item.flash_attn,
-        str(item.n_threads),
-        f"{item.decode_ms:.1f} ms",
-        f"{item.decode_deep_ms:.1f} ms",
-        f"{item.prefill_small_tok_s:.0f} tok/s",
-        f"{item.prefill_large_tok_s:.0f} tok/s",
-        f"{item.request_s:.1f} s",
+        row["flash_attn"],
+        str(row["n_threads"]),
+        _text(row["decode_ms"], " ms"),
+        _text(row["decode_deep_ms"], " ms"),
+        *(_text(row["prefill_tok_s"].get(size), "", digits=0) for size in CHUNKS),
+        _text(row["request_s"], " s"),
     )
+
+
+def _text(value: float | None, unit: str, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"

@@ -44,6 +44,8 @@ class Engine:
         self._config = config
         self.runner = ModelRunner(context, config.n_batch)
         self.step_cost = StepCost(config.itl_target_ms / 1e3)
+        for sample in config.step_samples:
+            self.step_cost.observe(*sample)
         # What a model cannot take back must not be computed on a guess.
         can_draft = config.num_draft_rows > 0 and context.can_cut_back
         self._drafter = Drafter(config.num_draft_rows) if can_draft else None

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeserve.config import DEFAULT_N_CTX_SEQ, EngineConfig, FlashAttention
-from edgeserve.engine.tuning import Tuning, read_tuning, tuning_path
 from edgeserve.errors import UsageError
-from edgeserve.ggml import cpu_name, supports_gpu_offload
+from edgeserve.ggml import supports_gpu_offload
 from edgeserve.host import cpu_budget
 from edgeserve.llama import Model
 
@@ -19,11 +18,8 @@ from edgeserve.llama import Model
 def resolve(config: EngineConfig, model: Model) -> EngineConfig:
     """`config` with threads, context, cap and flash attention filled in; still before llama.cpp's own
     rounding."""
-    tuning = read_tuning(tuning_path(model.path, cpu_name())) if _can_use_tuning(config) else None
-    budget = cpu_budget().n_threads
-    n_threads = config.n_threads or min(budget, tuning.n_threads if tuning else budget)
-    n_threads_batch = config.n_threads_batch or config.n_threads
-    n_threads_batch = n_threads_batch or min(budget, tuning.n_threads_batch if tuning else budget)
+    n_threads = config.n_threads or cpu_budget().n_threads
+    n_threads_batch = config.n_threads_batch or n_threads
     n_ctx = config.n_ctx or default_n_ctx(config, model.n_ctx_train)
     return replace(
         config,
@@ -32,7 +28,7 @@ def resolve(config: EngineConfig, model: Model) -> EngineConfig:
         n_threads_batch=n_threads_batch,
         n_batch=min(config.n_batch, n_ctx),
         n_ubatch=min(config.n_ubatch, config.n_batch, n_ctx),
-        flash_attn=_flash_attn(config, tuning),
+        flash_attn=_flash_attn(config),
     )
 
 
@@ -42,20 +38,13 @@ def default_n_ctx(config: EngineConfig, n_ctx_train: int) -> int:
     return per_sequence * config.n_seq_max
 
 
-def _can_use_tuning(config: EngineConfig) -> bool:
-    """A tuning was made for this machine's usual placement: not for one that was asked for by hand."""
-    return not config.tensor_split and not config.override_tensor and not config.devices
-
-
-def _flash_attn(config: EngineConfig, tuning: Tuning | None) -> FlashAttention:
+def _flash_attn(config: EngineConfig) -> FlashAttention:
     # On a CPU llama.cpp's flash attention has a slow path for the small batches that a steady token stream
     # needs (measured: 32-token chunks prefill at two thirds of the speed), so there auto means off until this
     # machine has been measured. A quantized V cache cannot do without.
     quantized_v = config.type_v not in ("f32", "f16", "bf16")
     if config.flash_attn != "auto" or quantized_v:
         return config.flash_attn
-    if tuning:
-        return tuning.flash_attn
     on_gpu = supports_gpu_offload() and config.n_gpu_layers != 0
     return "auto" if on_gpu else "off"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
 import threading
@@ -42,9 +43,11 @@ Load = Callable[[Callable[[float], None]], "AsyncEngine"]
 class DrainingServer(uvicorn.Server):
     """The first signal stops admission and waits for what runs; a second one does not wait."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, on_interrupt: Callable[[], bool] = lambda: False) -> None:
+        """`on_interrupt` gets a Ctrl-C first, and says whether it was meant for it."""
         super().__init__(HttpConfig(build_app(state), state.limits.header_s))
         self.state = state
+        self._on_interrupt = on_interrupt
         self.sleeper: Sleeper | None = None
         self.received_signal: int | None = None
         self._drain_deadline_s = 0.0
@@ -52,6 +55,8 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Only takes notes: it may interrupt anything. The next tick acts on them."""
+        if sig == signal.SIGINT and self._on_interrupt():
+            return
         self.received_signal = sig
         self._is_cut_short = self.state.is_draining
         self.drain()
@@ -92,14 +97,16 @@ def run_server(
     *,
     on_listening: Callable[[str], None] = lambda url: None,
     on_ready: Callable[[str], None] = lambda url: None,
+    on_interrupt: Callable[[], bool] = lambda: False,
     limits: Limits | None = None,
     is_insecure: bool = False,
 ) -> int | None:
     """Serve until a signal ends it; returns that signal.
 
     `on_listening` is called with the address before the model is loaded, `on_ready` (on the loading thread)
-    when requests are served. Raises UsageError (port taken, bad defaults, reachable by anybody without a key
-    unless `is_insecure`) and whatever `load` raises.
+    when requests are served, `on_interrupt` at a Ctrl-C: True keeps it from ending the server. Raises
+    UsageError (port taken, bad defaults, reachable by anybody without a key unless `is_insecure`) and
+    whatever `load` raises.
     """
     for warning in check_exposure(config, is_insecure=is_insecure):
         logger.warning("%s", warning)
@@ -108,7 +115,7 @@ def run_server(
     url = address_of(config.host, sock)
     on_listening(url)
     log_requests()
-    server = DrainingServer(state)
+    server = DrainingServer(state, on_interrupt)
     if config.sleep_idle_s > 0:
         server.sleeper = Sleeper(state, lambda: _start(state, load))
     failure: list[BaseException] = []

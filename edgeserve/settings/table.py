@@ -216,6 +216,11 @@ SETTINGS: tuple[Setting, ...] = (
         PLACEMENT, llama_env=("LLAMA_ARG_FIT_TARGET",),
     ),
     Setting(
+        "run", "tune", ("--tune",), Switch(),
+        "measure at the first start of a model which settings are fastest here, 15 s at most",
+        SPEED, off_flags=("--no-tune",),
+    ),
+    Setting(
         "run", "force", ("--force",), Switch(), "start a model although it does not fit, by its plan",
         PLACEMENT, off_flags=("--no-force",),
     ),

@@ -24,7 +24,13 @@ _CHAT_DEFAULTS: dict[str, Value] = {"n_seq_max": 1}
 
 def defaults_of(command: Command) -> dict[str, Value]:
     """Defaults by field, as the dataclasses have them."""
-    found: dict[str, Value] = {"model": None, "offline": False, "verbose": False, "force": False}
+    found: dict[str, Value] = {
+        "model": None,
+        "offline": False,
+        "verbose": False,
+        "force": False,
+        "tune": True,
+    }
     if command == "chat":
         found |= {"plain": False, "timings_per_token": False}
     for config in (EngineConfig, ServerConfig, SamplingParams):

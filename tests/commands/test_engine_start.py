@@ -83,7 +83,7 @@ def test_threads_are_explained_by_who_chose_them() -> None:
     allowed = threads_reason(settings(), EngineConfig("m", n_threads=budget.n_threads))
     assert f"{allowed}." == budget.reason
     # Fewer than allowed without being asked: only a measurement does that.
-    assert "edgeserve tune" in threads_reason(settings(), EngineConfig("m", n_threads=budget.n_threads - 1))
+    assert "measured" in threads_reason(settings(), EngineConfig("m", n_threads=budget.n_threads - 1))
 
 
 def test_a_model_is_described_by_its_counted_parameters(model: Model) -> None:
