@@ -15,7 +15,7 @@ from edgeserve.engine.checkpoints import CheckpointKeeper
 from edgeserve.engine.decode_alone import DecodeAlone
 from edgeserve.engine.detokenizer import Detokenizer
 from edgeserve.engine.drafter import Drafter
-from edgeserve.engine.kv_cache import KVCache
+from edgeserve.engine.kv_cache import CARRY_TOKENS, CARRY_TOKENS_FLASH, KVCache
 from edgeserve.engine.model_runner import DecodeFailedError, ModelRunner, SampledToken
 from edgeserve.engine.prefix_tiers import prefix_tiers
 from edgeserve.engine.request import (
@@ -50,9 +50,9 @@ class Engine:
         can_draft = config.num_draft_rows > 0 and context.can_cut_back
         self._drafter = Drafter(config.num_draft_rows) if can_draft else None
         self.tiers = prefix_tiers(self.runner, model, config)
-        cache = KVCache(
-            config.n_seq_max, config.n_ctx, config.n_ctx_seq, config.kv_unified, context.can_cut, self.tiers
-        )
+        sizes = (config.n_seq_max, config.n_ctx, config.n_ctx_seq)
+        carry = CARRY_TOKENS if config.flash_attn == "off" else CARRY_TOKENS_FLASH
+        cache = KVCache(*sizes, config.kv_unified, context.can_cut, self.tiers, carry)
         self._checkpoints = CheckpointKeeper(self.runner, cache, config.checkpoint_mib << 20)
         self.scheduler = Scheduler(
             cache,
@@ -124,6 +124,7 @@ class Engine:
         for sequence in self.tiers.take_fetched():
             self.scheduler.add(sequence)
         outputs = self._give_up(self._admission.past_deadline(time.perf_counter()))
+        self.tiers.trim(self.scheduler.kv_cache, self._most_copy_s())
         self._admit()
         if self.scheduler.waiting:
             outputs += self._give_up(self._admission.past_patience(time.perf_counter(), self._speeds()))

@@ -160,6 +160,10 @@ class ModelRunner:
         """Drop everything that a failed sequence left in memory."""
         self._context.seq_rm(sequence.seq_id, 0)
 
+    def empty(self, seq_id: int) -> None:
+        """Drop everything that an idle slot holds."""
+        self._context.seq_rm(seq_id, 0)
+
     def close(self) -> None:
         for sampler in self._samplers.values():
             sampler.close()

@@ -40,6 +40,11 @@ _MOST_FETCHING = 16
 """They are not in the queue, whose limits do not bound them."""
 
 _MOST_CLOSE_S = 10.0
+_PART_IF_SAVED = 0.04
+"""What idle tokens may cost others before they are moved to RAM, as a part of what computing them costs.
+Saving and loading take 5 to 12 us a token, about 0.002 of it; more, so that a question that follows at once
+needs neither."""
+
 _FIRST_COPY_BYTES_S = 1e9
 """Speed of copying a state before any was copied: what a laptop manages with cold pages."""
 
@@ -59,6 +64,8 @@ class PrefixTiers:
         self._arrived: SimpleQueue[tuple[str, SavedPrefix | None]] = SimpleQueue()
         self.wake: Callable[[], None] = lambda: None
         """Called on the disk's thread when a prefix has arrived."""
+        self._refused: dict[int, int] = {}
+        """Slots that were too large to be saved, by when they became idle."""
         self._hits: Counter[str] = Counter()
         self._hit_tokens: Counter[str] = Counter()
         self._num_unsaved = 0
@@ -185,6 +192,30 @@ class PrefixTiers:
                 self._save_to_ram(resident, size)
             elif prefix := self._copy(resident):
                 self._to_disk(prefix)
+
+    def trim(self, cache: KVCache, most_s: float) -> None:
+        """Empty an idle slot that has slowed others down for long enough: soon where RAM can keep its
+        tokens."""
+        outstayed = cache.carried()
+        early = cache.carried(_PART_IF_SAVED) if self._ram.limit_bytes else []
+        for slot in outstayed or early:
+            resident = Resident.of(slot)
+            if outstayed or self._can_save(resident, slot.idle_since, most_s):
+                self.save((resident,), most_s)
+                cache.drop(slot)
+                self._runner.empty(slot.seq_id)
+                return
+
+    def _can_save(self, resident: Resident, idle_since: int, most_s: float) -> bool:
+        """Whether RAM will have a slot's tokens; asked once for each time that it became idle."""
+        if self._refused.get(resident.seq_id) == idle_since:
+            return False
+        size = self._wanted_bytes(resident)
+        fits = 0 < size <= min(self._ram.limit_bytes, self._copy_bytes_s * most_s)
+        if fits or self._ram.covers(resident.namespace, _tokens(resident.token_ids)):
+            return True
+        self._refused[resident.seq_id] = idle_since
+        return False
 
     def _wanted_bytes(self, resident: Resident) -> int:
         """What saving a slot takes; 0 when no tier wants it."""

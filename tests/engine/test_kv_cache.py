@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeserve.engine.kv_cache import KVCache
-from edgeserve.engine.request import FinishReason, Request, Sequence
+from edgeserve.engine.request import FinishReason, Request, Sequence, SequenceStatus
 from edgeserve.engine.sampling_params import SamplingParams
 from edgeserve.engine.saved_prefix import common_prefix_length
 
@@ -198,3 +198,28 @@ def test_with_unified_cells_any_slot_is_as_good() -> None:
     cache.release(first[3])
     cache.release(first[1])
     assert start(cache, sequence([3] * 45 + [7] * 20)) == 3
+
+
+def test_idle_tokens_in_a_shared_pool_leave_when_they_have_cost_others_as_much_as_they_are_worth() -> None:
+    for unified in (True, False):
+        cache = KVCache(2, 400, 200, unified, carry_tokens=50)
+        run(cache, sequence([1] * 60))
+        busy = sequence([2] * 10, max_tokens=100)
+        cache.acquire(cache.place(busy) or exit(), busy)
+        cache.advance(busy, 10)
+        busy.status = SequenceStatus.DECODE
+        for count in range(1, 60):
+            busy.token_ids.append(3)
+            cache.advance(busy, 1)
+            assert [slot.seq_id for slot in cache.carried()] == ([0] if unified and count >= 50 else [])
+
+
+def test_a_slot_that_is_used_again_is_carried_anew() -> None:
+    cache = KVCache(2, 400, 200, unified=True, carry_tokens=5)
+    busy = sequence([2] * 10, max_tokens=100)
+    cache.acquire(cache.place(busy) or exit(), busy)
+    busy.status = SequenceStatus.DECODE
+    cache.advance(busy, 10)
+    run(cache, sequence([1] * 60))
+    assert cache.carried() == []
+    assert cache.carried(0) == [cache.slots[1]]

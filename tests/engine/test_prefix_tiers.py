@@ -281,6 +281,28 @@ def test_two_chats_with_one_system_prompt_hit_from_their_second_turn(tiny: Model
             assert num_cached(engine, token_ids) >= known
 
 
+def test_idle_tokens_beside_a_stream_move_to_ram_and_come_back(tiny: Model) -> None:
+    long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    mine, other = prompt(tiny, "Why?"), prompt(tiny, "Why?", OTHER)
+    with engine_of(tiny, n_seq_max=2, n_ctx=2048, kv_unified=True, cache_ram_mib=64) as engine:
+        first = ask(engine, mine)
+        run(engine, request("stream", other, long))
+        assert engine.scheduler.kv_cache.slots[0].token_ids == []
+        assert engine.stats().prefix_cache.ram.num_items == 1
+        again = ask(engine, mine)
+        assert again.timings.num_cached_tokens == len(mine) - 1
+        assert equal_or_close(again, first)
+
+
+def test_idle_tokens_that_nobody_would_keep_stay_beside_a_stream(tiny: Model) -> None:
+    long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    mine, other = prompt(tiny, "Why?"), prompt(tiny, "Why?", OTHER)
+    with engine_of(tiny, n_seq_max=2, n_ctx=2048, kv_unified=True) as engine:
+        ask(engine, mine)
+        run(engine, request("stream", other, long))
+        assert num_cached(engine, mine) == len(mine) - 1
+
+
 def test_the_tiers_are_off_unless_asked_for(tiny: Model) -> None:
     with engine_of(tiny, n_seq_max=1, n_ctx=512) as engine:
         stats = engine.stats().prefix_cache
