@@ -39,8 +39,8 @@ neighbours into one pass over the weights, so that every step of an answer needs
 CARRY_TOKENS, CARRY_TOKENS_FLASH = 1_500, 20_000
 """So many decoded tokens beside a cached token in the same pool cost about as much as computing it, without
 flash attention and with it. Measured (SmolLM2-135M, two busy AMD Zen 4 cores, 3,500 idle tokens): without,
-2.6 to 3.9 us for each token decoded beside one and 3.8 to 7.4 ms for one in a prompt. With flash attention the
-difference was within the noise of 0.3 us."""
+2.6 to 3.9 us for each token decoded beside one and 3.8 to 7.4 ms for one in a prompt. With flash attention
+the difference was within the noise of 0.3 us."""
 
 
 @dataclass(slots=True, eq=False)
