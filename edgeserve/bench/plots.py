@@ -7,13 +7,15 @@ text_plot.py for a terminal).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from edgeserve.bench import svg
 from edgeserve.bench.figures import Run, timelines
 from edgeserve.bench.results import BenchResult, CaseResult
 from edgeserve.bench.runner import Record
-from edgeserve.bench.svg import Chart, Series
+from edgeserve.bench.svg import Chart, Mark, Series
+from edgeserve.ink import significant
 
 # A gap this many times the usual one is drawn as a stall.
 STALL_FACTOR = 3.0
@@ -28,10 +30,11 @@ def plot_files(result: BenchResult) -> dict[str, str]:
         files["curves.svg"] = svg.charts(f"{result.scenario}: figures over the cases", panels)
     distribution = ttft_distribution(result)
     if not distribution.is_empty:
-        files["ttft.svg"] = svg.charts("time to first token, distribution", [distribution])
-    stalled = next((run for run in result.runs if run.kind == "stall" and run.target == "A"), None)
-    if stalled is not None and (drawing := stall_svg(stalled)):
-        files["stall.svg"] = drawing
+        files["ttft.svg"] = svg.charts(f"{result.scenario}: distribution", [distribution])
+    for target in result.servers:
+        stalled = next((run for run in result.runs if run.kind == "stall" and run.target == target), None)
+        if stalled is not None and (drawing := stall_svg(stalled, has_others=len(result.servers) > 1)):
+            files["stall.svg" if target == "A" else f"stall-{target}.svg"] = drawing
     return files
 
 
@@ -41,7 +44,7 @@ def curve_charts(result: BenchResult) -> list[Chart]:
     if "load" in kinds or "closed" in kinds:
         return _load_charts(result, "load" if "load" in kinds else "closed")
     if "decode" in kinds:
-        throughput = _curve(result, "decode", "output_tok_s", 1.0, "all streams together", "decode")
+        throughput = _curve(result, "decode", "output_tok_s", 1.0, "together", "decode")
         gap = _curve(result, "decode", "tpot_p50_s", 1000.0, "per token p50", "decode")
         return [
             Chart("throughput", "streams", "tok/s", throughput),
@@ -71,12 +74,30 @@ def _load_charts(result: BenchResult, kind: str) -> list[Chart]:
     gaps = lines(("gap_p50_s", "p50", 1000.0, "decode"), ("gap_p95_s", "p95", 1000.0, "decode"))
     output = lines(("output_tok_s", "output", 1.0, "decode"))
     good = lines(("goodput_per_s", "goodput", 1.0, "decode"), ("requests_per_s", "completed", 1.0, "queue"))
-    return [
+    x_top = max((x for series in (*good, *output) for x, _ in series.points), default=0.0)
+    marks = tuple(_marks(result)) if kind == "load" else ()
+    charts = [
         Chart("goodput: requests within the objective", x_label, "requests/s", good),
+        Chart("throughput", x_label, "tok/s", output),
         Chart("time to first token", x_label, "s", ttft),
         Chart("gaps between tokens", x_label, "ms", gaps),
-        Chart("throughput", x_label, "tok/s", output),
     ]
+    return [replace(chart, x_top=x_top, marks=marks) for chart in charts]
+
+
+def _marks(result: BenchResult) -> Iterator[Mark]:
+    """Of the first server: the capacity, and the rate from which its queue grew."""
+    cases = [case for case in result.of_target("A") if case.rate_per_s is not None]
+    capacity = result.capacity_per_s("A")
+    if len(cases) < 2:
+        return
+    whose = "" if len(result.servers) == 1 else " of A"
+    if capacity is not None:
+        yield Mark(f"capacity{whose} {significant(capacity)}/s", "decode", capacity)
+    saturated = [case.rate_per_s for case in cases if case.is_saturated and case.rate_per_s is not None]
+    beyond = [rate for rate in saturated if capacity is None or rate > capacity]
+    if beyond:
+        yield Mark(f"saturated{whose} from {significant(min(beyond))}/s", "stalled", min(beyond))
 
 
 def _curve(
@@ -87,9 +108,14 @@ def _curve(
     for target in result.servers:
         cases = [case for case in result.of_target(target) if case.kind == kind]
         points = sorted(_points(cases, figure, factor))
-        name = label if len(result.servers) == 1 else f"{label}, {target}"
-        found.append(Series(name, role, tuple(points)))
+        name = label if len(result.servers) == 1 else f"{target} {label}"
+        found.append(Series(name, role_of(role, target), tuple(points)))
     return tuple(found)
+
+
+def role_of(role: str, target: str) -> str:
+    """The second server is grey, whatever is drawn of it."""
+    return role if target == "A" else "queue"
 
 
 def _points(cases: Sequence[CaseResult], figure: str, factor: float) -> Iterator[tuple[float, float]]:
@@ -114,10 +140,14 @@ def _turn_charts(result: BenchResult) -> list[Chart]:
         name: [run for run in runs if run.target == name] for name in result.servers
     }
     first = {name: found[0].records for name, found in by_server.items() if found}
-    ttft = tuple(Series(name, "prefill", tuple(_by_turn(records, "ttft"))) for name, records in first.items())
-    tokens = tuple(
-        Series(name, "prefill", tuple(_by_turn(records, "evaluated"))) for name, records in first.items()
-    )
+
+    def lines(what: str) -> tuple[Series, ...]:
+        return tuple(
+            Series(name, role_of("prefill", name), tuple(_by_turn(records, what)))
+            for name, records in first.items()
+        )
+
+    ttft, tokens = lines("ttft"), lines("evaluated")
     return [
         Chart("time to first token", "turn", "s", ttft),
         Chart("prompt tokens evaluated", "turn", "tokens", tokens),
@@ -134,17 +164,20 @@ def _by_turn(records: Sequence[Record], what: str) -> Iterator[tuple[float, floa
 
 
 def ttft_distribution(result: BenchResult) -> Chart:
-    """Share of all offered requests with a first token within x: a line that ends below 1 had failures."""
-    cases = [case for case in result.cases if case.kind in ("load", "closed")][-MAX_DISTRIBUTIONS:]
+    """Share of all offered requests with a first token within x: a line that ends below 1 had failures.
+    Where a queue grew, the times say how long the run was: steady cases are shown if there are any."""
+    offered = [case for case in result.cases if case.kind in ("load", "closed")]
+    steady = [case for case in offered if not case.is_saturated]
+    cases = sorted(steady or offered, key=lambda case: case.rate_per_s or 0.0)[-MAX_DISTRIBUTIONS:]
     series = []
     for case in cases:
         runs = [run for run in result.runs if run.case == case.label and run.target == case.target]
         measured = [record for run in runs for record in run.measured]
         times = sorted(line.ttft_s for line in timelines(record for record in measured if record.is_ok))
         points = tuple((time, (index + 1) / len(measured)) for index, time in enumerate(times))
-        name = case.label if len(result.servers) == 1 else f"{case.label}, {case.target}"
-        series.append(Series(name, "prefill", points))
-    return Chart("time to first token", "s", "share of offered", tuple(series), has_steps=True)
+        name = case.label if len(result.servers) == 1 else f"{case.target} {case.label}"
+        series.append(Series(name, role_of("prefill", case.target), points))
+    return Chart("time to first token", "seconds", "share of offered", tuple(series), has_steps=True)
 
 
 def stall_lanes(run: Run) -> tuple[list[Record], Record, float] | None:
@@ -156,7 +189,7 @@ def stall_lanes(run: Run) -> tuple[list[Record], Record, float] | None:
     return streams, intruder, intruder.stamps_s[0]
 
 
-def stall_svg(run: Run, width: int = 860) -> str | None:
+def stall_svg(run: Run, width: int = 860, *, has_others: bool = False) -> str | None:
     """A tick for each token of A, red where A waited, and a bar from B's sending to its first token."""
     lanes = stall_lanes(run)
     if lanes is None:
@@ -177,7 +210,9 @@ def stall_svg(run: Run, width: int = 860) -> str | None:
     for tick in svg.Axis.to(end_s - start_s).ticks:
         if tick <= end_s - start_s:
             parts.append(svg.text(56 + tick * scale, y + 32, f"{tick:.4g} s", "middle"))
-    return svg.document(f"{run.case}: tokens of A, waits in red", width, y + 44, "".join(parts))
+    where = f" on server {run.target}" if has_others else ""
+    title = f"{run.case}{where}: tokens of the streams A, their waits in red"
+    return svg.document(title, width, y + 44, "".join(parts))
 
 
 def _ticks(record: Record, row: int, origin: float, scale: float) -> Iterator[str]:

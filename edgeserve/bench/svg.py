@@ -12,6 +12,8 @@ from html import escape
 
 WIDTH, HEIGHT = 420, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 46, 40
+LEGEND_LINE = 13
+MARK_ROOM = 0.25
 MAX_LABEL_CHARS = 17
 # Shape and label tell the lines apart as well: colour alone never does.
 DASHES = ("", "6 3", "2 3", "9 3 2 3")
@@ -23,6 +25,7 @@ text { font: 11px system-ui, sans-serif; fill: #333 }
 .prefill { stroke: #b4741a; fill: #b4741a } .decode { stroke: #0d8577; fill: #0d8577 }
 .stalled { stroke: #c2342b; fill: #c2342b } .queue { stroke: #777; fill: #777 }
 polyline { fill: none; stroke-width: 1.8 } rect { stroke: none }
+circle.hollow { fill-opacity: 0; stroke-width: 1.4 } .mark { stroke-dasharray: 2 3 }
 @media (prefers-color-scheme: dark) {
   text { fill: #ddd } .axis { stroke: #777 } .grid { stroke: #444 }
   .prefill { stroke: #e0a448; fill: #e0a448 } .decode { stroke: #3fbfae; fill: #3fbfae }
@@ -42,12 +45,25 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A place on the x axis that a reader looks for, as a dotted line with its name."""
+
+    label: str
+    role: str
+    x: float
+
+
+@dataclass(frozen=True)
 class Chart:
+    """`x_top`: where the x axis at least reaches, so that charts beside each other can be compared."""
+
     title: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
     has_steps: bool = False  # a distribution: the value holds until the next point
+    x_top: float = 0.0
+    marks: tuple[Mark, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -112,12 +128,16 @@ def box(x: float, y: float, width: float, height: float, css: str) -> str:
 
 def _panel(chart: Chart) -> Iterator[str]:
     points = [point for series in chart.series for point in series.points]
-    x_axis, y_axis = Axis.to(max(x for x, _ in points)), Axis.to(max(y for _, y in points))
+    x_axis = Axis.to(max(chart.x_top, *(x for x, _ in points)))
+    # Names of marks stand inside, above the lines.
+    y_axis = Axis.to(max(y for _, y in points) * (1 + MARK_ROOM * bool(chart.marks)))
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    # The legend stands above the plot, two lines of it beside the title's.
+    top = TOP + LEGEND_LINE * max(0, len(chart.series) - 2)
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (right - LEFT) * x / x_axis.top
-        return across, bottom - (bottom - TOP) * y / y_axis.top
+        return across, bottom - (bottom - top) * y / y_axis.top
 
     yield text(8, 14, chart.title, css="title")
     for tick in y_axis.ticks:
@@ -129,7 +149,13 @@ def _panel(chart: Chart) -> Iterator[str]:
         yield line(x, bottom, x, bottom + 4, "axis")
         yield text(x, bottom + 16, f"{tick:.4g}", "middle")
     yield text((LEFT + right) / 2, HEIGHT - 8, chart.x_label, "middle")
-    yield text(8, TOP - 18, chart.y_label)
+    yield text(8, top - 18, chart.y_label)
+    for index, mark in enumerate(chart.marks):
+        x, _ = place(mark.x, 0)
+        is_left = x < (LEFT + right) / 2
+        yield f'<line class="{mark.role} mark" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}"/>'
+        beside, anchor = (x + 4, "start") if is_left else (x - 4, "end")
+        yield text(beside, top + 11 + 13 * index, mark.label, anchor)
     for index, series in enumerate(chart.series):
         yield from _series(series, index, [place(x, y) for x, y in series.points], chart.has_steps)
 
@@ -144,10 +170,11 @@ def _series(
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in path)
     yield f'<polyline class="{series.role}"{dash} points="{drawn}"/>'
     if not has_steps:
+        hollow = " hollow" if index % 2 else ""
         for x, y in points:
-            yield f'<circle class="{series.role}" cx="{x:.1f}" cy="{y:.1f}" r="2.2"/>'
+            yield f'<circle class="{series.role}{hollow}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>'
     x = WIDTH - RIGHT - 118
-    y = TOP - 20 + 13 * index
+    y = TOP - 20 + LEGEND_LINE * index
     yield f'<line class="{series.role}"{dash} x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke-width="2"/>'
     yield text(x + 30, y + 4, _cut(series.label))
 

@@ -17,7 +17,8 @@ def text_chart(chart: Chart, width: int = 64, height: int = 11) -> str:
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""
-    x_axis, y_axis = Axis.to(max(x for x, _ in points)), Axis.to(max(y for _, y in points))
+    x_axis = Axis.to(max(chart.x_top, *(x for x, _ in points)))
+    y_axis = Axis.to(max(y for _, y in points))
     grid = [[" "] * width for _ in range(height)]
     for index, series in enumerate(chart.series):
         for x, y in series.points:

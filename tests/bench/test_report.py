@@ -147,6 +147,36 @@ def test_curves_are_drawings_of_the_points(load_result: BenchResult) -> None:
     assert {"throughput", "time to first token", "gaps between tokens", "offered requests/s"} <= labels
 
 
+def offered(rate: float, target: str, is_good: bool) -> Run:
+    """Five requests, all in time or all late."""
+    ttft_s = 0.1 if is_good else 3.0
+    records = tuple(
+        record(index, scheduled_s=at_s, sent_s=at_s, stamps_s=[at_s + ttft_s, at_s + ttft_s + 0.1])
+        for index, at_s in enumerate((0.0, 1.0, 2.0, 3.0, 4.0))
+    )
+    return Run(f"poisson {rate}/s", "load", "open loop", target, 0, (0.0, 9.0), records, rate)
+
+
+def test_a_sweep_shows_its_capacity_and_the_second_server_in_grey() -> None:
+    runs = [offered(rate, target, rate < 2) for rate in (1.0, 2.0, 4.0) for target in ("A", "B")]
+    cases = sum_up([(run, figures_of(run, SLO(ttft_s=2.0))) for run in runs])
+    found = result_of(*runs, scenario="sweep", servers={"A": "http://a", "B": "http://b"}, cases=cases)
+    drawing = plots.plot_files(found)["curves.svg"]
+    labels = [entry.text for entry in elements(drawing, "text")]
+    assert labels.count("capacity of A 1.00/s") == 4
+    marks = [line for line in elements(drawing, "line") if line.get("class") == "decode mark"]
+    assert len({line.get("x1") for line in marks}) == 1, "the panels share one x axis"
+    roles = {name: line.get("class") for name, line in zip("AB", elements(drawing, "polyline"), strict=False)}
+    assert roles == {"A": "decode", "B": "queue"}
+
+
+def test_each_server_has_a_picture_of_its_stall() -> None:
+    runs = (stalled(), replace(stalled(), target="B"))
+    files = plots.plot_files(result_of(*runs, servers={"A": "http://a", "B": "http://b"}))
+    assert "on server A" in files["stall.svg"]
+    assert "on server B" in files["stall-B.svg"]
+
+
 def test_a_distribution_ends_below_one_when_requests_failed() -> None:
     answered = record(0, scheduled_s=0.0, stamps_s=[1.0])
     failed = record(1, scheduled_s=0.0, outcome=Outcome.ERROR)
