@@ -109,6 +109,51 @@ def test_a_shared_prompt_is_computed_once(model_path: Path, capsys: pytest.Captu
     assert row["n_kv"] == 20
 
 
+def engine_document(**t_tg_s: float) -> dict[str, Any]:
+    rows = [
+        {"pp": pp, "tg": 10, "pl": int(name[1:]), "t_tg": seconds * (1 if pp == 64 else 2)}
+        for name, seconds in t_tg_s.items()
+        for pp in (64, 512)
+    ]
+    return {"schema": "edgeserve-engine-bench/1", "rows": rows}
+
+
+def served_document(label: str, **figures: float) -> dict[str, Any]:
+    spreads = {name: {"median": value} for name, value in figures.items()}
+    case = {"label": label, "server": "A", "figures": spreads}
+    return {"schema": "edgeserve-bench/1", "cases": [case]}
+
+
+def test_the_gap_between_engine_and_client_has_its_parts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(engine_document(b1=0.1, b4=0.2)))
+    served = served_document("decode, 4 streams", tpot_p50_s=0.025, server_tpot_s=0.024)
+    (tmp_path / "served.json").write_text(json.dumps(served))
+    command = ["bench", "compare", str(tmp_path / "engine.json"), str(tmp_path / "served.json")]
+    assert main(command) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  4 ")]
+    # 20 ms alone, 4 ms of scheduling and sampling, 1 ms of HTTP; 80 % are kept.
+    assert row == ["4", "20.0", "ms", "24.0", "ms", "25.0", "ms", "+4.00", "ms", "+1.00", "ms", "80", "%"]
+    assert main([*command, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (found["streams"], found["engine_s"], found["client_s"]) == (4, 0.02, 0.025)
+
+
+def test_a_server_without_timings_leaves_the_parts_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "engine.json").write_text(json.dumps(engine_document(b1=0.1)))
+    served = tmp_path / "served.json"
+    served.write_text(json.dumps(served_document("decode, 1 stream", tpot_p50_s=0.02)))
+    # A folder with an engine.json stands for it.
+    assert main(["bench", "compare", str(tmp_path), str(served)]) == 0
+    assert "n/a" in capsys.readouterr().out
+    served.write_text(json.dumps(served_document("decode, 2 streams", tpot_p50_s=0.02)))
+    assert main(["bench", "compare", str(tmp_path), str(served)]) == 2
+    assert "streams in common" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

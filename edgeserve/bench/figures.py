@@ -203,6 +203,12 @@ def _rates(run: Run, measured: Sequence[Record]) -> Figures:
         for record in measured
         if record.timings
     ]
+    # The server's own time per token, first token to last: what a client sees beyond it is the way there.
+    server_tpots = [
+        record.timings.predicted_ms / 1000 / (record.timings.predicted_n - 1)
+        for record in measured
+        if record.timings and record.timings.predicted_n > 1
+    ]
     tpots = [timeline.tpot_s for timeline in timelines(measured) if timeline.tpot_s]
     return {
         "output_tok_s": metrics.output_tokens_per_s(lines, start_s, end_s),
@@ -210,6 +216,7 @@ def _rates(run: Run, measured: Sequence[Record]) -> Figures:
         "requests_per_s": metrics.requests_per_s(ended, start_s, end_s),
         "prefill_tok_s": median_of(prefill),
         "decode_tok_s": median_of([1 / tpot for tpot in tpots]),
+        "server_tpot_s": median_of(server_tpots),
     }
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from edgeserve.bench import compare, read_options, report
+from edgeserve.bench import compare, engine_gap, read_options, report
 from edgeserve.bench.options import BenchOptions
 from edgeserve.bench.results import BenchResult, summary_json
 from edgeserve.bench.session import ProgressLine, run_bench
@@ -159,14 +159,20 @@ def _judge(results: Sequence[BenchResult], conditions: Sequence[str]) -> None:
 
 
 def run_compare(first: Path, second: Path, *, as_json: bool) -> int:
-    """Two summary.json, or the folders that hold them."""
+    """Two summary.json, or the folders that hold them; or an engine.json and a summary.json."""
+    if engine_gap.is_engine_result(first):
+        rows = engine_gap.gap_rows(engine_gap.read_engine(first), compare.read_summary(_summary_path(second)))
+        print(
+            json.dumps({"rows": rows}, indent=1) if as_json else report.text_table(engine_gap.gap_table(rows))
+        )
+        return 0
     a, b = (compare.read_summary(_summary_path(path)) for path in (first, second))
     found = compare.compare(a, b)
     if not as_json:
         print(report.comparison_text(found), end="")
         return 0
-    rows = [{**asdict(row), "is_within_noise": row.ratio.is_within_noise} for row in found.rows]
-    print(json.dumps({"rows": rows, "warnings": list(found.warnings)}, indent=1, ensure_ascii=False))
+    ratios = [{**asdict(row), "is_within_noise": row.ratio.is_within_noise} for row in found.rows]
+    print(json.dumps({"rows": ratios, "warnings": list(found.warnings)}, indent=1, ensure_ascii=False))
     return 0
 
 

@@ -36,7 +36,7 @@ def run_diagnosis(
     assert url is not None
     key = api_key or os.environ.get("EDGESERVE_API_KEY") or None
     seen = server_check.check_server(url, key, window_s, lambda text: print(text, file=sys.stderr))
-    return server_check.report(seen, as_json=as_json)
+    return server_check.report(seen, as_json=as_json, roof=server_check.roof_above(seen, url))
 
 
 def _model(reference: str | None) -> Path | None:

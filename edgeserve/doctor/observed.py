@@ -33,8 +33,9 @@ class Observed:
     `stalled_share` the part of the decode time that prompts of others took, `busy_share` the part of the
     window that was spent in steps, `sample_share` the part of the step time that drawing tokens took.
     `num_running` counts requests that ran through the whole window. `deep_*` and `shallow_*` are two points
-    of one model's decode. `attainment` is good requests of all that were offered. `prefilling` names the
-    requests whose prompts are being read at the end of the window.
+    of one model's decode; `decode_step_s` is a step's time without the prompt tokens in it. `attainment` is
+    good requests of all that were offered. `prefilling` names the requests whose prompts are being read at
+    the end of the window.
     """
 
     window_s: float | None = None
@@ -56,6 +57,7 @@ class Observed:
     hit_cached_tokens: float | None = None
     prefill_tok_s: float | None = None
     mean_prompt_tokens: float | None = None
+    mean_output_tokens: float | None = None
     num_gaps: int | None = None
     gap_p50_s: float | None = None
     gap_p99_s: float | None = None
@@ -63,6 +65,7 @@ class Observed:
     prefilling: tuple[str, ...] = ()
     busy_share: float | None = None
     decodes_per_step: float | None = None
+    decode_step_s: float | None = None
     sample_share: float | None = None
     output_tok_s: float | None = None
     cells_total: int | None = None
@@ -78,6 +81,7 @@ class Observed:
     attainment_target: float | None = None
     is_saturated: bool | None = None
     itl_target_s: float | None = None
+    model_path: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property

@@ -24,6 +24,7 @@ class Scrape:
     samples: Mapping[tuple[str, Labels], float]
     running: frozenset[object] = frozenset()
     num_slots: int | None = None
+    model_path: str | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -35,12 +36,14 @@ def read_scrape(at_s: float, metrics: str, slots: object = None, props: object =
         for sample in family.samples
     }
     found = [slot for slot in slots if isinstance(slot, dict)] if isinstance(slots, list) else []
-    engine = props.get("engine") if isinstance(props, dict) else None
+    told = props if isinstance(props, dict) else {}
+    engine, path = told.get("engine"), told.get("model_path")
     return Scrape(
         at_s,
         samples,
         running=frozenset(slot.get("id_task") for slot in found if slot.get("is_processing")),
         num_slots=len(found) or None,
+        model_path=path if isinstance(path, str) and path else None,
         settings=engine if isinstance(engine, dict) else {},
     )
 
@@ -124,6 +127,7 @@ def observe(first: Scrape, last: Scrape) -> Observed:
         hit_cached_tokens=window.mean("edgeserve_request_cached_tokens", cache="hit"),
         prefill_tok_s=_over(evaluated, prefill_s),
         mean_prompt_tokens=window.mean("edgeserve_request_prompt_tokens"),
+        mean_output_tokens=window.mean("edgeserve_request_generation_tokens"),
         num_gaps=_whole(window.grown("edgeserve_inter_token_latency_seconds_count")),
         gap_p50_s=window.quantile("edgeserve_inter_token_latency_seconds", 0.5),
         gap_p99_s=window.quantile("edgeserve_inter_token_latency_seconds", 0.99),
@@ -134,6 +138,7 @@ def observe(first: Scrape, last: Scrape) -> Observed:
         # A step that began before the window is booked in it as a whole.
         busy_share=None if step_s is None else min(1.0, step_s / window.length_s),
         decodes_per_step=_over(output, _decoding_steps(window)),
+        decode_step_s=_over(window.grown("edgeserve_decode_seconds_total"), _decoding_steps(window)),
         sample_share=_over(window.grown("edgeserve_sample_seconds_total"), step_s),
         output_tok_s=_over(output, window.length_s),
         cells_total=_whole(window.now("edgeserve_kv_cells", state="total")),
@@ -142,6 +147,7 @@ def observe(first: Scrape, last: Scrape) -> Observed:
         num_evicted_tokens=_whole(window.grown("edgeserve_prefix_cache_evicted_tokens_total")),
         num_looked_up_tokens=_whole(window.grown("edgeserve_prefix_cache_query_tokens_total")),
         itl_target_s=target_ms / 1e3 if isinstance(target_ms, int | float) and target_ms else None,
+        model_path=last.model_path,
         settings=last.settings,
     )
 

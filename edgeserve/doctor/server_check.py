@@ -12,23 +12,28 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from edgeserve.client import Client
+from edgeserve.client import Client, server_root
 from edgeserve.doctor.diagnosis import MIN_REQUESTS, Diagnosis, diagnose, has_evidence
 from edgeserve.doctor.from_bench import observe_bench
 from edgeserve.doctor.observed import Observed
+from edgeserve.doctor.roofline import RoofPoint, peaks_of, roofline, roofline_json, roofline_lines
 from edgeserve.doctor.scrape import Scrape, observe, read_scrape
-from edgeserve.errors import RequestError, ServerUnreachableError, UsageError
+from edgeserve.errors import EdgeserveError, RequestError, ServerUnreachableError, UsageError
+from edgeserve.gguf import read_header
 from edgeserve.ink import Ink, ink_for, printable
+from edgeserve.planner.here import here
+from edgeserve.planner.model_work import model_work
 
 DEFAULT_WINDOW_S = 10.0
 _COLUMNS = 96
 _INDENT = " " * 10
-_STYLES = {"ok": ("dim",), "note": ("bold",), "problem": ("stalled",)}
+_STYLES = {"ok": ("dim",), "note": ("bold",), "problem": ("stalled",), "speed": ("dim",)}
 
 
 def check_server(
@@ -42,10 +47,15 @@ def check_server(
 
 async def _check(url: str, api_key: str | None, window_s: float, say: Callable[[str], None]) -> Observed:
     async with Client(url, api_key) as client:
-        first = await _scrape(client)
         say(f"watching {client.root} for {window_s:g} s")
-        await asyncio.sleep(window_s)
-        return observe(first, await _scrape(client))
+        return await observe_while(client, lambda: asyncio.sleep(window_s))
+
+
+async def observe_while(client: Client, window: Callable[[], Awaitable[object]]) -> Observed:
+    """The figures of the time that `window` takes. Raises as `check_server` does."""
+    first = await _scrape(client)
+    await window()
+    return observe(first, await _scrape(client))
 
 
 async def _scrape(client: Client) -> Scrape:
@@ -85,7 +95,23 @@ def check_bench(path: Path) -> Observed:
     return observe_bench(document)
 
 
-def report(seen: Observed, *, as_json: bool) -> int:
+def roof_above(seen: Observed, url: str) -> list[RoofPoint]:
+    """Speeds against the bounds of this machine; none where the server or its model's file is not here."""
+    path = Path(seen.model_path or "")
+    is_here = urlsplit(server_root(url)).hostname in ("localhost", "127.0.0.1", "::1")
+    if not is_here or not path.is_file():
+        return []
+    types = [str(seen.settings.get(name, "f16")) for name in ("type_k", "type_v")]
+    num_gpu_layers = seen.settings.get("n_gpu_layers", 0)
+    try:
+        work = model_work(read_header(str(path)), *types)
+        peaks = peaks_of(here(), work, num_gpu_layers if isinstance(num_gpu_layers, int) else 0)
+    except EdgeserveError:
+        return []
+    return [] if peaks is None else roofline(seen, work, peaks)
+
+
+def report(seen: Observed, *, as_json: bool, roof: Sequence[RoofPoint] = ()) -> int:
     """Print the findings; 1 when one of them is a problem."""
     found = diagnose(seen)
     is_ok = all(item.level != "problem" for item in found)
@@ -96,10 +122,13 @@ def report(seen: Observed, *, as_json: bool) -> int:
             "has_evidence": has_evidence(seen),
             "findings": [asdict(item) for item in found],
             "observed": observed,
+            "roofline": roofline_json(roof),
         }
         print(json.dumps(document, indent=1))
     else:
-        print("\n".join(report_lines(seen, found, ink_for(sys.stdout, os.environ))))
+        ink = ink_for(sys.stdout, os.environ)
+        lines = report_lines(seen, found, ink)
+        print("\n".join([*lines, *(_head("speed", text, ink) for text in roofline_lines(roof))]))
     return int(not is_ok)
 
 
