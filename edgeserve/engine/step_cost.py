@@ -11,6 +11,7 @@ does. Sizes grow by a half at most, which bounds how far a first try can miss.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 CHUNK_SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -19,12 +20,16 @@ CHUNK_SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024
 IDLE_STEP_S = 0.5
 """The longest step with nobody decoding: it delays newcomers and cancellations, and no token."""
 
-MIN_TARGET_S = 0.1
+MIN_TARGET_S = 0.12
 TARGET_IN_IDLE_GAPS = 3.0
 _FIRST_CHUNK = 32
 _UP, _DOWN = 0.5, 0.2
 _OUTLIER = 3.0
 _CLEARLY = 0.9
+_FORGET_STEPS = 25
+"""After so many steps with prompts, a size that was not used is believed to cost per token what the nearest
+used one does, if that is less, and is learned anew: one hiccup must not keep a size out for ever. It costs
+one step in so many."""
 
 
 @dataclass(slots=True)
@@ -49,6 +54,8 @@ class StepCost:
     itl_target_s: float = 0.0
     _decode_s: dict[int, _Average] = field(default_factory=dict)
     _per_token_s: dict[int, _Average] = field(default_factory=dict)
+    _used_at: dict[int, int] = field(default_factory=dict)
+    _num_prompt_steps: int = 0
 
     def observe(self, num_decodes: int, num_prefill: int, duration_s: float) -> None:
         """Learn from a step that carried so many decode and prompt tokens and took so long."""
@@ -58,7 +65,12 @@ class StepCost:
         if num_prefill < CHUNK_SIZES[0]:  # a prompt's last few tokens: mostly the fixed cost of a step
             return
         prefill_s = max(0.0, duration_s - self.decode_s(num_decodes))
-        self._per_token_s.setdefault(_size_of(num_prefill), _Average()).add(prefill_s / num_prefill)
+        size = _size_of(num_prefill)
+        if not self._is_in_use(size):
+            self._per_token_s.pop(size, None)
+        self._num_prompt_steps += 1
+        self._used_at[size] = self._num_prompt_steps
+        self._per_token_s.setdefault(size, _Average()).add(prefill_s / num_prefill)
 
     def decode_s(self, num_decodes: int) -> float:
         """Seconds of a step with `num_decodes` decodes and nothing else; 0 while nothing is known.
@@ -102,9 +114,20 @@ class StepCost:
     def _prefill_token_s(self, size: int) -> float:
         if not self._per_token_s:
             return 0.0
+        nearest = self._nearest(size, self._per_token_s)
+        cost_s = self._per_token_s[nearest].value or 0.0
+        in_use = [known for known in self._used_at if self._is_in_use(known)]
+        if nearest in in_use or not in_use:
+            return cost_s
+        return min(cost_s, self._per_token_s[self._nearest(size, in_use)].value or 0.0)
+
+    def _is_in_use(self, size: int) -> bool:
+        return size in self._used_at and self._num_prompt_steps - self._used_at[size] < _FORGET_STEPS
+
+    @staticmethod
+    def _nearest(size: int, sizes: Iterable[int]) -> int:
         position = CHUNK_SIZES.index(size)
-        nearest = min(self._per_token_s, key=lambda known: abs(CHUNK_SIZES.index(known) - position))
-        return self._per_token_s[nearest].value or 0.0
+        return min(sizes, key=lambda known: abs(CHUNK_SIZES.index(known) - position))
 
 
 def _size_of(num_prefill: int) -> int:

@@ -98,3 +98,28 @@ def test_an_unseen_batch_of_decodes_is_scaled_up_from_the_nearest() -> None:
     assert cost.decode_s(4) == pytest.approx(0.025)
     assert cost.decode_s(3) == pytest.approx(0.025)
     assert StepCost().decode_s(3) == 0.0
+
+
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    cost = learned(10, 2, itl_target_s=0.12)
+    assert cost.prefill_tokens(1, 2048) == 48
+    cost.observe(1, 48, 0.3)
+    tried = []
+    for _ in range(60):
+        size = cost.prefill_tokens(1, 2048)
+        tried.append(size)
+        cost.observe(1, size, (10 + 2 * size) / 1e3)
+    assert tried[0] < 48
+    assert 48 in tried
+    assert tried[-1] == 48
+
+
+def test_a_size_that_stays_slow_is_tried_once_in_a_while_only() -> None:
+    cost = StepCost(0.12)
+    tried = []
+    for _ in range(300):
+        cost.observe(1, 0, 0.01)
+        size = cost.prefill_tokens(1, 2048)
+        tried.append(size)
+        cost.observe(1, size, 0.01 + size * (0.002 if size <= 32 else 0.006))
+    assert sum(size > 32 for size in tried) <= 300 * 0.05
