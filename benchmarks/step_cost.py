@@ -60,8 +60,9 @@ def instrument(engine: AsyncEngine, clock: Clock) -> None:
     context = inner.runner._context
     for holder, name, part in (
         (inner.scheduler, "schedule", "decide"),
+        (inner._admission, "past_deadline", "decide"),
+        (inner.tiers, "trim", "decide"),
         (inner, "_admit", "decide"),
-        (inner, "_expire", "decide"),
         (inner.runner, "_fill", "fill"),
         (context, "decode", "library"),
         (context, "synchronize", "library"),
