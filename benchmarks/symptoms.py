@@ -38,7 +38,7 @@ from edgeserve.errors import EdgeserveError
 from edgeserve.ink import Ink
 
 NOTHING = "nothing: healthy"
-SHALLOW_TOKENS, DEEP_TOKENS = 32, 1000
+SHALLOW_TOKENS, DEEP_TOKENS = 32, 1300
 
 
 @dataclass

@@ -327,7 +327,7 @@ def slow_depth(seen: Observed) -> Diagnosis | None:
         f"A token takes {format_ms(shallow)} behind {low:,} tokens and {format_ms(deep)} behind {high:,}:"
         " each token reads the whole context.",
         "A quantized cache (-ctk q8_0 -ctv q8_0) reads about half as much; summarize long chats; models with"
-        " a sliding window read only a part. Try -fa on.",
+        " a sliding window read only a part. `edgeserve tune` measures whether flash attention helps here.",
         f"Each 1,000 tokens of context less save about {format_ms(per_thousand_s)} a token.",
         _known(
             (f"per token at {low:,}", format_ms(shallow)),
