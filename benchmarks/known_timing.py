@@ -3,9 +3,10 @@
     python benchmarks/known_timing.py [--requests 10]
 
 The server (tests/mock_openai.py) sends the role chunk and a ping at once, content after 300 ms, then chunks
-of three tokens every 50 ms, and usage 400 ms after the last one. What it really did is read off its own clock,
-in the same process; the way from the client to it is a part of the first token's error. The exit code is 1
-where the median error of ttft, time per token or the worst gap is above 2 ms; a busy machine can do that too.
+of three tokens every 50 ms, and usage 400 ms after the last one. What it really did is read off its own
+clock, in the same process; the way from the client to it is a part of the first token's error, and what a
+server that does nothing takes is printed beside it. The exit code is 1 where the median error of ttft, time
+per token or the worst gap is above 2 ms; a busy machine can do that too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import mock_openai as mock
 
 from edgeserve.bench.runner import Record, Request, Runner
+from edgeserve.bench.self_test import client_cost
 from edgeserve.client import Client
 
 NUM_CHUNKS, TOKENS_PER_CHUNK = 8, 3
@@ -62,6 +64,8 @@ def main() -> int:
     answer = mock.answer(
         NUM_CHUNKS, tokens_per_chunk=TOKENS_PER_CHUNK, ttft_s=TTFT_S, gap_s=GAP_S, usage_delay_s=USAGE_S
     )
+    floor_ms = 1000 * asyncio.run(client_cost()).ttft_s
+    print(f"a server that does nothing: {floor_ms:.2f} ms to the first token")
     with mock.MockServer(lambda body: answer).running() as server:
         records = asyncio.run(measure(server.url, arguments.requests))
         rows = [errors_ms(record, sent) for record, sent in zip(records, server.sent, strict=True)]
