@@ -285,7 +285,7 @@ async def test_a_paste_of_ten_thousand_characters_is_one_message(live):
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await opened(pilot)
         composer = screen.query_one(Composer)
-        composer.post_message(events.Paste(pasted))
+        app.post_message(events.Paste(pasted))  # as a terminal does: to the focused widget
         await until(pilot, lambda: composer.text == pasted, "for the text")
         await press(pilot, "enter")
         # Longer than a sequence: the server's refusal, and the message is not lost.
