@@ -5,8 +5,8 @@
 
 `--streams` answers run all the time. Windows without and with `edgeserve tui` take turns; tokens are counted
 by the server's own counter, processor time by the system, for the TUI's process alone, in a terminal of
-`--size`. Prints one JSON document; `others_share` is what everything but server, TUI and this script took of
-all cores, so that a machine that was not quiet shows.
+`--size`. Prints one JSON document, and each window to stderr as it ends; `others_share` is what everything
+but server, TUI and this script took of all cores, so that a machine that was not quiet shows.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ async def compare(options: argparse.Namespace) -> list[Window]:
             for turn in range(2 * options.minutes):
                 with watching(options.url, options.size, is_watched=bool(turn % 2)) as terminal:
                     windows.append(await measure(client, server, terminal, options.window))
+                    print(json.dumps(asdict(windows[-1])), file=sys.stderr)
         finally:
             for task in load:
                 task.cancel()

@@ -11,17 +11,17 @@ from typing import ClassVar
 
 from rich.style import Style
 from textual.strip import Strip
-from textual.widget import Widget
 
 from tui.snapshot import Step
-from tui.strips import EIGHTHS, Cell, axis_labels, bar_character, nice_top, strip_of
+from tui.strips import EIGHTHS, Cell, axis_labels, bar_character, bar_eighths, nice_top, strip_of
+from tui.titled import Titled
 
 AXIS_COLUMNS = 6
 _TICK_COLUMNS = 20
 DECODE_MARK, PREFILL_MARK, MIXED_MARK = "▮", "▯", "◧"
 
 
-class _Chart(Widget):
+class _Chart(Titled):
     """Rows of a plot with a labelled axis to the left."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -113,9 +113,9 @@ class TimeChart(_Chart):
         solid = self.style_of(f"solid-{self._kind}")
         on_bar = Style(color=target.color, bgcolor=bar.color)
         is_target_row = self._target_row(num_rows) == row
-        values = [None] * (num_columns - len(self._values)) + list(self._values)[-num_columns:]
-        for value in values:
-            character = bar_character(value or 0.0, top, row, num_rows)
+        heights = [bar_eighths(value or 0.0, top, num_rows) for value in list(self._values)[-num_columns:]]
+        for height in [0] * (num_columns - len(heights)) + heights:
+            character = EIGHTHS[max(0, min(8, height - 8 * row))]
             if is_target_row and character in " █":
                 cells.append(("╌", on_bar if character == "█" else target))
             else:

@@ -9,18 +9,18 @@ from typing import ClassVar
 
 from rich.style import Style
 from textual.strip import Strip
-from textual.widget import Widget
 
 from tui import words
 from tui.server_memory import PlannedMemory, ProcessMemory
 from tui.snapshot import Cells
 from tui.strips import Cell, meter, strip_of
+from tui.titled import Titled, changed
 
 _LABEL_COLUMNS = 10
 _Line = list[Cell]
 
 
-class MemoryPanel(Widget):
+class MemoryPanel(Titled):
     """Shows what it was last told; lines that nobody knows say so."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -56,13 +56,19 @@ class MemoryPanel(Widget):
         """`note` says why something is not known."""
         if (cells, planned, real, note) != self._shown:
             self._shown = (cells, planned, real, note)
-            self.refresh()
+            old = self._lines
+            self._arrange()
+            self.repaint_lines(changed(old, self._lines))
 
-    def render_line(self, y: int) -> Strip:
+    def _arrange(self) -> None:
+        """The lines as they are now, if anything that they depend on has changed."""
         drawn_for = (self._shown, self.size, self.app.theme)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
             self._lines = self._tall_lines() if self.size.height > 3 else self._flat_lines()
+
+    def render_line(self, y: int) -> Strip:
+        self._arrange()
         lines = self._lines
         return strip_of(lines[y] if y < len(lines) else [], self.size.width, self._style("blank"))
 

@@ -119,7 +119,7 @@ class MonitorScreen(FeedScreen):
         self.call_after_refresh(self.show)
 
     def on_feed_changed(self, message: FeedChanged) -> None:
-        # Their columns are a second wide, and they are the largest thing to draw.
+        # Their columns are a second wide, and they are the largest things to draw.
         has_new_column = self.feed.now() - self._charts_at_s >= CHARTS_EVERY_S
         self.show(with_charts=has_new_column)
 
@@ -143,10 +143,10 @@ class MonitorScreen(FeedScreen):
             self._charts_at_s = feed.now()
             prefill, decode = self.query_one("#prefill", TimeChart), self.query_one("#decode", TimeChart)
             show_speeds(feed, prefill, decode, self.column_s)
-        self._show_steps()
+            self._show_steps()
+            self._show_finding()
         self._show_requests()
         self._show_memory()
-        self._show_finding()
 
     def _show_steps(self) -> None:
         timeline = self.query_one(StepTimeline)
@@ -154,15 +154,15 @@ class MonitorScreen(FeedScreen):
         is_absent = self.feed.latest is not None and self.feed.latest.steps is None
         self.set_class(is_absent, "-stepless")
         if is_absent:
-            timeline.border_title, timeline.border_subtitle = "steps", ""
+            timeline.entitle("steps")
             timeline.show_absent(NO_STEPS)
             return
         timeline.show(list(history.steps)[-max(1, timeline.num_columns) :], target_ms(self.feed))
-        timeline.border_title = (
+        timeline.entitle(
             f"steps, ms   [$decode]{DECODE_MARK}[/] decode  [$prefill]{PREFILL_MARK}[/] prefill"
-            f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}"
+            f"  [$prefill]{MIXED_MARK}[/] both{self._share_text()}",
+            self._waits_text(),
         )
-        timeline.border_subtitle = self._waits_text()
 
     def _waits_text(self) -> str:
         """Gaps and first tokens of the last minute, as many words as there is room for."""
@@ -196,7 +196,7 @@ class MonitorScreen(FeedScreen):
         panel.show(rows, empty)
         running = f"{len(snapshot.running)} of {snapshot.num_slots} running"
         waiting = f", {snapshot.num_waiting:,} waiting" if snapshot.num_waiting else ""
-        panel.border_title = f"requests  {running}{waiting}"
+        panel.entitle(f"requests  {running}{waiting}")
 
     def _show_memory(self) -> None:
         feed = self.feed

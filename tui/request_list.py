@@ -16,12 +16,12 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.reactive import reactive
 from textual.strip import Strip
-from textual.widget import Widget
 
 from edgeserve.ink import printable, significant
 from tui import words
 from tui.snapshot import SequenceView, Status
 from tui.strips import Cell, strip_of
+from tui.titled import Titled, changed
 
 MARKS = {Status.WAITING: "·", Status.PREFILL: "▯", Status.DECODE: "▮", Status.DONE: "✓"}
 _STYLES = {Status.WAITING: "queue", Status.PREFILL: "prefill", Status.DECODE: "decode", Status.DONE: "queue"}
@@ -107,7 +107,7 @@ _COLUMNS = (
 _NOTE_MIN_COLUMNS = 20
 
 
-class RequestList(Widget, can_focus=True):
+class RequestList(Titled, can_focus=True):
     """Rows of requests with a cursor; scrolls when there are more than fit."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -153,12 +153,15 @@ class RequestList(Widget, can_focus=True):
         any other stays at the top, where those that run are."""
         if list(rows) == list(self._rows) and empty_text == self._empty_text:
             return
-        chosen = self.chosen
+        chosen, first_row, old = self.chosen, self._first_row, self._rows
         self._rows, self._empty_text = list(rows), empty_text
         ids = [row.view.request_id for row in rows]
         self._is_held = self._is_held and chosen is not None and chosen.request_id in ids
         self.cursor = ids.index(chosen.request_id) if self._is_held and chosen is not None else 0
-        self.refresh()
+        if not old or not rows or self._first_row != first_row:
+            self.refresh()
+        else:
+            self.repaint_lines(index - first_row + 1 for index in changed(old, self._rows))
 
     @property
     def rows(self) -> Sequence[Row]:

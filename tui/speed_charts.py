@@ -21,10 +21,14 @@ def show_speeds(feed: Feed, prefill: TimeChart, decode: TimeChart, column_s: flo
     latest = feed.latest
     tells_prefill = latest is None or latest.tells_prefill
     tells_decode = latest is None or latest.tells_decode
-    prefill.border_title = f"prefill  [b $prefill]{_prefill_text(now) if tells_prefill else words.NA}[/]"
-    prefill.border_subtitle = "tok/s" if tells_prefill else NOT_TOLD
-    decode.border_title = f"decode  [b $decode]{_decode_text(now) if tells_decode else words.NA}[/]"
-    decode.border_subtitle = f"ms/token   {_target_text(feed)}" if tells_decode else NOT_TOLD
+    prefill.entitle(
+        f"prefill  [b $prefill]{_prefill_text(now) if tells_prefill else words.NA}[/]",
+        "tok/s" if tells_prefill else NOT_TOLD,
+    )
+    decode.entitle(
+        f"decode  [b $decode]{_decode_text(now) if tells_decode else words.NA}[/]",
+        f"ms/token   {_target_text(feed)}" if tells_decode else NOT_TOLD,
+    )
 
 
 def target_ms(feed: Feed) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 
 from rich.segment import Segment
 from rich.style import Style
@@ -18,10 +17,17 @@ Cell = tuple[str, Style]
 
 def strip_of(cells: Iterable[Cell], width: int, blank: Style) -> Strip:
     """One row of exactly `width` cells; neighbours of one style become one segment."""
-    segments = [
-        Segment("".join(text for text, _ in run), style)
-        for style, run in groupby(cells, key=lambda cell: cell[1])
-    ]
+    segments: list[Segment] = []
+    texts: list[str] = []
+    current: Style | None = None
+    for text, style in cells:
+        # By identity: a widget hands out one object for one style, and comparing styles is slow.
+        if style is not current and texts:
+            segments.append(Segment("".join(texts), current))
+            texts = []
+        current = style
+        texts.append(text)
+    segments.append(Segment("".join(texts), current))
     return Strip(segments).adjust_cell_length(width, blank)
 
 
@@ -40,15 +46,17 @@ def axis_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
 
 
-def bar_character(value: float, top: float, row: int, num_rows: int) -> str:
-    """The character of a bar of `value` in `row` (0 is the lowest) of `num_rows` up to `top`.
+def bar_eighths(value: float, top: float, num_rows: int) -> int:
+    """The height of a bar of `value` in eighths of a row, where `num_rows` reach up to `top`.
 
     What is not nothing is at least an eighth high: a bar that vanishes would say 0.
     """
-    if value <= 0:
-        return " "
-    eighths = max(1, min(8 * num_rows, round(8 * num_rows * value / top)))
-    return EIGHTHS[max(0, min(8, eighths - 8 * row))]
+    return 0 if value <= 0 else max(1, min(8 * num_rows, round(8 * num_rows * value / top)))
+
+
+def bar_character(value: float, top: float, row: int, num_rows: int) -> str:
+    """The character of such a bar in `row`; 0 is the lowest."""
+    return EIGHTHS[max(0, min(8, bar_eighths(value, top, num_rows) - 8 * row))]
 
 
 def axis_labels(top: float, num_rows: int) -> dict[int, str]:
