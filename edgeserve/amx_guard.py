@@ -99,9 +99,9 @@ def _survived(report: ProbeReport) -> bool:
 
 
 def _default_cache() -> Path:
-    from platformdirs import user_cache_path
+    from edgeserve.folders import cache_dir
 
-    return user_cache_path("edgeserve") / "amx.json"
+    return cache_dir() / "amx.json"
 
 
 def _read(cache: Path) -> dict[str, bool]:

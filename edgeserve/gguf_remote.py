@@ -16,9 +16,9 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 import httpx2
-import platformdirs
 
 from edgeserve.errors import DownloadError, GGUFError
+from edgeserve.folders import cache_dir
 from edgeserve.gguf import merge_shards, shard_names
 from edgeserve.gguf_checks import foreign_format_error
 from edgeserve.gguf_header import GGUFHeader, Shard
@@ -30,8 +30,8 @@ MAX_KEPT: Final = 64
 _CONTENT_RANGE: Final = re.compile(r"^bytes (\d+)-(\d+)/(\d+)$")
 
 
-def cache_dir() -> Path:
-    return platformdirs.user_cache_path("edgeserve") / "headers"
+def headers_dir() -> Path:
+    return cache_dir() / "headers"
 
 
 def read_remote_header(
@@ -48,7 +48,7 @@ def read_remote_header(
     origin, `trusted` the URL that the user's settings named when `url` came from there. With `offline` only
     the cache is read. DownloadError if the file cannot be had, GGUFError if it is not a usable GGUF file.
     """
-    source = _Source(folder or cache_dir(), offline, token, trusted)
+    source = _Source(folder or headers_dir(), offline, token, trusted)
     name = unquote(urlsplit(url).path.rsplit("/", 1)[-1])
     parsed, shard = source.read(url)
     names = shard_names(name, parsed)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from edgeserve import hub
+from edgeserve.folders import data_dir
 from edgeserve.gguf import SPLIT_NAME
 from edgeserve.gguf_checks import is_model_file_name
 
@@ -42,7 +41,7 @@ class LocalModel:
 def models_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """edgeserve's own folder: EDGESERVE_MODELS_DIR, or `models` in the user's data folder."""
     chosen = environ.get("EDGESERVE_MODELS_DIR")
-    return Path(chosen).expanduser() if chosen else platformdirs.user_data_path("edgeserve") / "models"
+    return Path(chosen).expanduser() if chosen else data_dir(environ) / "models"
 
 
 def find_local_models(environ: Mapping[str, str] = os.environ) -> list[LocalModel]:

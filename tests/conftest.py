@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from edgeserve.llama import Model
+from edgeserve.local_models import models_dir
+
+_KEPT = ("EDGESERVE_MODELS_DIR", "EDGESERVE_TEST_MODEL")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,8 +23,16 @@ def sigint_works() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_tuned() -> None:
-    """No start takes the seconds of a measurement, or what one on this machine has found."""
+def nothing_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What this machine's user has measured, set or saved reaches no test, and no child of one; only the
+    models are his, since they take a download. No start takes the seconds of a measurement."""
+    for name in list(os.environ):
+        if name.startswith(("EDGESERVE_", "LLAMA_ARG_")) and name not in _KEPT:
+            del os.environ[name]
+    os.environ.setdefault("EDGESERVE_MODELS_DIR", str(models_dir()))
+    folder = tmp_path_factory.mktemp("user")
+    for kind in ("CONFIG", "DATA", "CACHE", "STATE"):
+        os.environ[f"EDGESERVE_{kind}_DIR"] = str(folder / kind.lower())
     os.environ["EDGESERVE_TUNE"] = "off"
     os.environ["EDGESERVE_TUNING_DIR"] = os.devnull
 

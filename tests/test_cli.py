@@ -33,7 +33,7 @@ MODEL_RUN_S = 90
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
-        if name.startswith(("EDGESERVE_", "LLAMA_")) and name != "EDGESERVE_MODELS_DIR":
+        if name.startswith(("EDGESERVE_", "LLAMA_")) and not name.endswith("_DIR"):
             monkeypatch.delenv(name)
     config = tmp_path / "config.toml"
     config.write_text("")

@@ -16,12 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from edgeserve.bench.compare import compare, read_summary
 from edgeserve.bench.options import Scenario
 from edgeserve.bench.read_options import read_options
 from edgeserve.bench.report import comparison_text
+from edgeserve.folders import data_dir
 from tui.bench_child import REPORT
 
 # What each scenario can be told here, by the names of `edgeserve bench`'s options.
@@ -78,7 +77,7 @@ class BenchStore:
     """Results in `directory`; by default the user's own data directory."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self.directory = directory or platformdirs.user_data_path("edgeserve") / "bench"
+        self.directory = directory or data_dir() / "bench"
 
     def new_directory(self, scenario: Scenario) -> Path:
         return self.directory / f"{datetime.now():%Y%m%d-%H%M%S}_{scenario.value}"

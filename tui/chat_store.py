@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import platformdirs
-
 from edgeserve.chat.session import Conversation, load_session, save_session
 from edgeserve.errors import UsageError
+from edgeserve.folders import data_dir
 
 _MAX_LISTED = 200
 
@@ -33,7 +32,7 @@ class ChatStore:
     """Chats in `directory`; by default the user's own data directory."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        self.directory = directory or platformdirs.user_data_path("edgeserve") / "chats"
+        self.directory = directory or data_dir() / "chats"
 
     def new_path(self, first_message: str) -> Path:
         """A name that sorts by time and says what the chat is about."""

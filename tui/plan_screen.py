@@ -10,7 +10,6 @@ import shlex
 from pathlib import Path
 from typing import ClassVar
 
-import platformdirs
 from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
@@ -20,6 +19,7 @@ from textual.timer import Timer
 from textual.widgets import Footer, Input, Label, Static
 
 from edgeserve.errors import EdgeserveError
+from edgeserve.folders import config_dir
 from edgeserve.ink import printable
 from edgeserve.model_list import read_models_list
 from edgeserve.planner.plan import Plan
@@ -89,7 +89,7 @@ class PlanScreen(FeedScreen):
         self.desk = desk or PlanDesk()
         self.plan: Plan | None = None
         self.error = ""
-        self._profiles = profiles or platformdirs.user_config_path("edgeserve") / "plans"
+        self._profiles = profiles or config_dir() / "plans"
         self._planned_for: PlanForm | None = None
         self._pending_asks: list[Timer] = []
         self._guessed_model = ""

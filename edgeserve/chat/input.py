@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -30,6 +29,8 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.styles import Style
+
+from edgeserve.folders import state_dir
 
 # Nobody presses Enter this soon after another key; a paste or a program does.
 BURST_S = 0.02
@@ -163,7 +164,7 @@ def _matching(entries: Sequence[tuple[str, str]], start: str) -> Iterator[Comple
 
 def open_history(path: Path | None = None) -> History:
     """The history file, readable by its owner only; kept in memory where no file can be written."""
-    path = path or user_state_path("edgeserve") / HISTORY_NAME
+    path = path or state_dir() / HISTORY_NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))

@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from edgeserve.config import EngineConfig, FlashAttention
+from edgeserve.folders import cache_dir
 from edgeserve.host import cpu_budget, processor_name
 
 _FORMAT = 2
@@ -59,8 +58,12 @@ def tuning_path(model_path: str | Path, config: EngineConfig) -> Path:
         *(getattr(config, name) for name in _SETTINGS),
     ]
     key = "|".join(map(str, parts))
-    folder = os.environ.get("EDGESERVE_TUNING_DIR") or user_cache_path("edgeserve") / "tuning"
-    return Path(folder) / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    return _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def _folder() -> Path:
+    chosen = os.environ.get("EDGESERVE_TUNING_DIR")
+    return Path(chosen) if chosen else cache_dir() / "tuning"
 
 
 def _identity(path: Path) -> str:

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from edgeserve.errors import UsageError
+from edgeserve.folders import data_dir
 from edgeserve.planner.speed_calibration import Calibration, calibration_from_json, calibration_to_json
 from edgeserve.planner.this_machine import ThisMachine
 
@@ -56,7 +55,7 @@ def fingerprint(machine: ThisMachine) -> str:
 
 
 def store_path() -> Path:
-    return platformdirs.user_data_path("edgeserve") / "calibration.json"
+    return data_dir() / "calibration.json"
 
 
 def save(calibration: MachineCalibration, path: Path | None = None) -> Path:

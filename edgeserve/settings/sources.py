@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve.errors import UsageError
+from edgeserve.folders import config_dir
 from edgeserve.settings.kinds import BadValueError, Pairs, Shares, Switch, TextList, Value, format_value
 from edgeserve.settings.table import SETTINGS, Command, Setting, env_name, settings_of
 
@@ -165,9 +166,7 @@ def _config_path(typed: Path | None, environ: Mapping[str, str]) -> tuple[Path, 
 
 def default_config_path() -> Path:
     """config.toml in the user's configuration folder."""
-    from platformdirs import user_config_path
-
-    return user_config_path("edgeserve") / "config.toml"
+    return config_dir() / "config.toml"
 
 
 class ConfigFile:

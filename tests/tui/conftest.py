@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import platformdirs
 import pytest
 from tui_server import Live, PacedEngine, serve
 
@@ -41,6 +40,6 @@ def live(tui_engine: PacedEngine) -> Iterator[Live]:
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the screens keep goes to the test's own folder, never to the user's."""
-    monkeypatch.setattr(platformdirs, "user_data_path", lambda name: tmp_path / "data" / name)
-    monkeypatch.setattr(platformdirs, "user_config_path", lambda name: tmp_path / "config" / name)
+    monkeypatch.setenv("EDGESERVE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("EDGESERVE_CONFIG_DIR", str(tmp_path / "config"))
     return tmp_path
