@@ -18,8 +18,6 @@ SEED_TOKENS = 64
 DEPTH = 1024
 """Tokens behind which decoding is measured: what a few turns of a chat come to."""
 
-_STREAMS = 4
-"""Sequences of a comparison of cell layouts."""
 _LARGEST = 512
 _NUM_COPIES = DEPTH // SEED_TOKENS
 
@@ -85,12 +83,14 @@ class Probe:
 class Streams:
     """A few sequences that decode together, in one cell layout."""
 
-    def __init__(self, model: Model, base: EngineConfig, *, unified: bool) -> None:
+    def __init__(self, model: Model, base: EngineConfig, num_streams: int, *, unified: bool) -> None:
+        """Raises OutOfMemoryError or ModelError when these settings cannot be had."""
         self.depth = SEED_TOKENS
+        self._num_streams = num_streams
         config = replace(
             base,
-            n_ctx=_STREAMS * 2 * SEED_TOKENS,
-            n_seq_max=_STREAMS,
+            n_ctx=num_streams * 2 * SEED_TOKENS,
+            n_seq_max=num_streams,
             n_batch=_LARGEST,
             n_ubatch=_LARGEST,
             kv_unified=unified,
@@ -99,18 +99,19 @@ class Streams:
         self.context = Context(model, config)
         self._batch = Batch(_LARGEST)
         self._n_vocab = model.n_vocab
-        for seq_id in range(_STREAMS):
+        for seq_id in range(num_streams):
             tokens = spread_tokens(seq_id, SEED_TOKENS, self._n_vocab)
             self._batch.add(tokens, 0, seq_id, last_logits=True)
         timed_step(self.context, self._batch)
 
-    def step(self) -> float:
+    def step(self, n_threads: int) -> float:
         """Seconds of one decode of all of them, which is forgotten again."""
+        self.context.set_threads(n_threads, n_threads)
         self._batch.clear()
-        for seq_id in range(_STREAMS):
+        for seq_id in range(self._num_streams):
             self._batch.add(spread_tokens(seq_id, 1, self._n_vocab), self.depth, seq_id, last_logits=True)
         duration_s = timed_step(self.context, self._batch)
-        for seq_id in range(_STREAMS):
+        for seq_id in range(self._num_streams):
             self.context.seq_rm(seq_id, self.depth)
         return duration_s
 

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from edgeserve.commands.planned import known_tuning
 from edgeserve.config import EngineConfig
-from edgeserve.engine.tuning import tuning_path, write_tuning
+from edgeserve.engine.tuning import tuning_path, write_tunings
 from edgeserve.errors import EdgeserveError
 from edgeserve.ink import can_redraw, ink_for
 from edgeserve.llama import Model
@@ -65,9 +65,8 @@ class FirstTune:
         with suppress(EdgeserveError, OSError):
             result = tune(model, config, self._show, deadline, is_short=True)
             if not self._is_skipped.is_set():
-                write_tuning(
-                    tuning_path(config.model_path, given), result.tuning, result.table, result.reasons
-                )
+                kept_at = tuning_path(config.model_path, given)
+                write_tunings(kept_at, result.tunings, result.table, result.reasons)
                 self._end(f"tuned      {' '.join(result.reasons)}")
                 return True
         self._end("tuned      not measured: the defaults are used")

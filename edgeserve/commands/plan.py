@@ -19,6 +19,7 @@ from edgeserve import models
 from edgeserve.commands.planned import known_tuning, with_tuning
 from edgeserve.commands.progress import ProgressLine
 from edgeserve.config import EngineConfig
+from edgeserve.engine.tuning import Tuning
 from edgeserve.errors import UsageError
 from edgeserve.gguf_header import GGUFHeader
 from edgeserve.ink import ink_for
@@ -73,7 +74,7 @@ def run(request: Request, form: Form) -> int:
     reference = request.reference or read_models_list()[0].name
     goals, fixed = goals_of(request), fixed_of(request)
     header = header_of(reference, offline=request.offline)
-    target = target_of(request, goals, header)
+    target, fixed = with_tuning(target_of(request, goals), fixed, _known_tuning(header, fixed))
     plan = make_plan(header, target, goals, fixed, dry_run=not form.estimate, extras=_extras(request))
     print(_answer(plan, header, reference, request, form))
     return 0
@@ -152,17 +153,20 @@ def hub_name(reference: str, quant: str) -> str:
     return f"{hub.repo}:{hub.tag}" if hub.tag else hub.repo
 
 
-def target_of(request: Request, goals: Goals, header: GGUFHeader | None = None) -> Target:
+def target_of(request: Request, goals: Goals) -> Target:
     """The machine that the plan is for."""
     if request.device is not None:
         return described_target(find_profile(request.device), goals, request.backend)
-    target = here(goals, request.backend)
-    if header is None or not header.is_local:
-        return target
-    fixed = fixed_of(request)
-    names = ("type_k", "type_v", "offload_kqv", "n_gpu_layers", "n_cpu_moe")
+    return here(goals, request.backend)
+
+
+def _known_tuning(header: GGUFHeader, fixed: FixedSettings) -> Tuning | None:
+    """What was measured on this machine for a file that is here, with these settings."""
+    if not header.is_local:
+        return None
+    names = ("n_seq_max", "type_k", "type_v", "offload_kqv", "n_gpu_layers", "n_cpu_moe")
     asked = {name: value for name in names if (value := getattr(fixed, name)) is not None}
-    return with_tuning(target, known_tuning(EngineConfig(header.source, **asked)))
+    return known_tuning(EngineConfig(header.source, **asked))
 
 
 def goals_of(request: Request) -> Goals:

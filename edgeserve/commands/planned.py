@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeserve.config import EngineConfig
-from edgeserve.engine.tuning import Tuning, read_tuning, tuning_path
+from edgeserve.engine.tuning import Tuning, read_tunings, tuning_path
 from edgeserve.errors import GGUFError
 from edgeserve.gguf import read_header
 from edgeserve.host import cpu_budget
@@ -87,9 +87,7 @@ def plan_for(settings: Settings, path: Path, tuning: Tuning | None = None) -> Pl
     """The plan behind a start; proven by a dry run only when it would be refused without."""
     header, fixed, goals = read_header(path), fixed_of(settings), goals_of(settings)
     backend = "cpu" if settings["devices"] == _NO_DEVICES else ""
-    if tuning and tuning.kv_unified and fixed.kv_unified is None:
-        fixed = replace(fixed, kv_unified=True)
-    target = with_tuning(here(goals, backend), tuning)
+    target, fixed = with_tuning(here(goals, backend), fixed, tuning)
     ram_mib = settings["cache_ram_mib"]
     extras = Extras(prefix_cache_bytes=(ram_mib if isinstance(ram_mib, int) else 0) << 20)
     plan = make_plan(header, target, goals, fixed, dry_run=False, extras=extras)
@@ -108,15 +106,21 @@ def goals_of(settings: Settings) -> Goals:
 
 def known_tuning(given: EngineConfig) -> Tuning | None:
     """What was measured for a model on this machine, with these settings that were asked for."""
-    return read_tuning(tuning_path(given.model_path, given))
+    tunings = read_tunings(tuning_path(given.model_path, given))
+    return tunings.of(given.n_seq_max) if tunings else None
 
 
-def with_tuning(target: Target, tuning: Tuning | None) -> Target:
-    """The target with what was measured of flash attention on the processor. On a GPU it stays on: a plan
-    counts on the memory that it saves."""
-    if tuning is None or target.accelerators or not target.is_here:
-        return target
-    return replace(target, flash_attn_on_cpu=tuning.flash_attn == "on")
+def with_tuning(target: Target, fixed: FixedSettings, tuning: Tuning | None) -> tuple[Target, FixedSettings]:
+    """What a plan starts from, with what was measured on this machine: the cells' layout where none was asked
+    for, and flash attention on the processor. On a GPU that stays on: a plan counts on the memory it saves.
+    """
+    if tuning is None or not target.is_here:
+        return target, fixed
+    if tuning.kv_unified and fixed.kv_unified is None:
+        fixed = replace(fixed, kv_unified=True)
+    if not target.accelerators:
+        target = replace(target, flash_attn_on_cpu=tuning.flash_attn == "on")
+    return target, fixed
 
 
 def with_tuned(config: EngineConfig, tuning: Tuning | None) -> EngineConfig:

@@ -9,10 +9,11 @@ from typing import Any
 
 from edgeserve.commands.engine_start import load_model
 from edgeserve.commands.model_file import find
-from edgeserve.engine.tuning import tuning_path, write_tuning
+from edgeserve.engine.tuning import tuning_path, write_tunings
 from edgeserve.settings.sources import Settings
 from edgeserve.settings.values import engine_config
 from edgeserve.tune import CHUNKS, TuneResult, tune
+from edgeserve.tune_choice import NUM_STREAMS
 from edgeserve.tune_probe import DEPTH
 
 _HEAD = (
@@ -20,8 +21,10 @@ _HEAD = (
     "threads",
     "decode",
     f"behind {DEPTH}",
+    f"{NUM_STREAMS} at once",
     *(f"in {size}" for size in CHUNKS),
-    "request",
+    "alone",
+    "beside",
 )
 
 
@@ -31,7 +34,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     loaded = load_model(settings, path, lambda part: None, is_tuned=False)
     result = tune(loaded.model, loaded.config, on_progress=_say)
     kept_at = tuning_path(path, engine_config(settings, path))
-    write_tuning(kept_at, result.tuning, result.table, result.reasons)
+    write_tunings(kept_at, result.tunings, result.table, result.reasons)
     if as_json:
         document = {
             "reasons": result.reasons,
@@ -64,8 +67,10 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row["n_threads"]),
         _text(row["decode_ms"], " ms"),
         _text(row["decode_deep_ms"], " ms"),
+        _text(row["streams_ms"], " ms"),
         *(_text(row["prefill_tok_s"].get(size), "", digits=0) for size in CHUNKS),
         _text(row["request_s"], " s"),
+        _text(row["request_beside_s"], " s"),
     )
 
 

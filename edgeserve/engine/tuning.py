@@ -14,12 +14,13 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeserve.config import EngineConfig, FlashAttention
 from edgeserve.folders import cache_dir
 from edgeserve.host import cpu_budget, processor_name
 
-_FORMAT = 2
+_FORMAT = 3
 _HEAD_BYTES = 1 << 20
 _SETTINGS = ("type_k", "type_v", "offload_kqv", "use_extra_bufts", "n_gpu_layers", "n_cpu_moe")
 """Settings that make another tuning: they change what a step costs."""
@@ -44,6 +45,17 @@ class Tuning:
     n_threads_batch: int
     kv_unified: bool = False
     steps: tuple[StepSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tunings:
+    """The fastest settings for who runs one sequence, and for who serves several."""
+
+    alone: Tuning
+    beside: Tuning
+
+    def of(self, n_seq_max: int) -> Tuning:
+        return self.alone if n_seq_max == 1 else self.beside
 
 
 def tuning_path(model_path: str | Path, config: EngineConfig) -> Path:
@@ -82,27 +94,28 @@ def _build() -> str:
     return " ".join(sorted(f"{file.name}:{file.stat().st_size}" for file in files))
 
 
-def read_tuning(path: Path) -> Tuning | None:
+def read_tunings(path: Path) -> Tunings | None:
     """What is kept there; None when nothing is, or nothing that can be used."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads(path.read_text(encoding="utf-8"))["tuning"]
-        steps = tuple(StepSample(**step) for step in kept["steps"])
-        tuning = Tuning(
-            kept["flash_attn"],
-            int(kept["n_threads"]),
-            int(kept["n_threads_batch"]),
-            kept["kv_unified"] is True,
-            steps,
-        )
-        if tuning.flash_attn in ("on", "off", "auto") and tuning.n_threads > 0 and tuning.n_threads_batch > 0:
-            return tuning
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Tunings(_tuning(kept["alone"]), _tuning(kept["beside"]))
     return None
 
 
-def write_tuning(path: Path, tuning: Tuning, table: list[dict[str, object]], reasons: list[str]) -> None:
-    """Keep a tuning with the measurements it rests on."""
+def _tuning(kept: dict[str, Any]) -> Tuning:
+    """Raises ValueError, TypeError or KeyError for what is no tuning."""
+    steps = tuple(StepSample(**step) for step in kept["steps"])
+    n_threads, n_threads_batch = int(kept["n_threads"]), int(kept["n_threads_batch"])
+    tuning = Tuning(kept["flash_attn"], n_threads, n_threads_batch, kept["kv_unified"] is True, steps)
+    if tuning.flash_attn not in ("on", "off", "auto") or n_threads < 1 or n_threads_batch < 1:
+        raise ValueError("no tuning")
+    return tuning
+
+
+def write_tunings(path: Path, tunings: Tunings, table: list[dict[str, object]], reasons: list[str]) -> None:
+    """Keep tunings with the measurements they rest on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    document = {"tuning": asdict(tuning), "reasons": reasons, "table": table}
+    document = {**asdict(tunings), "reasons": reasons, "table": table}
     partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
     partial.replace(path)

@@ -13,7 +13,7 @@ from edgeserve.commands.first_tune import FirstTune, is_wanted
 from edgeserve.commands.given import read_settings
 from edgeserve.commands.planned import known_tuning, planned_start
 from edgeserve.config import EngineConfig, ServerConfig
-from edgeserve.engine.tuning import StepSample, Tuning, tuning_path, write_tuning
+from edgeserve.engine.tuning import StepSample, Tuning, Tunings, tuning_path, write_tunings
 from edgeserve.errors import EngineError
 from edgeserve.server.run import DrainingServer
 from edgeserve.server.state import ServerState
@@ -21,7 +21,8 @@ from edgeserve.settings.sources import Settings
 from edgeserve.settings.values import engine_config
 from edgeserve.tune import TuneResult
 
-FOUND = Tuning("on", 1, 1, steps=(StepSample(1, 0, 0.02), StepSample(0, 32, 0.25)))
+ON = Tuning("on", 1, 1, steps=(StepSample(1, 0, 0.02), StepSample(0, 32, 0.25)))
+FOUND = Tunings(ON, ON)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def settings(**typed: str | bool) -> Settings:
     return read_settings("serve", None, {"n_ctx": "512", "n_seq_max": "1", **typed}, None)
 
 
-def finds(monkeypatch: pytest.MonkeyPatch, found: Tuning = FOUND) -> list[EngineConfig]:
+def finds(monkeypatch: pytest.MonkeyPatch, found: Tunings = FOUND) -> list[EngineConfig]:
     """Replace the measurement, which takes seconds; returns the configurations that it was asked for."""
     asked: list[EngineConfig] = []
 
@@ -83,13 +84,20 @@ def test_what_was_measured_gives_the_scheduler_its_first_guesses(
 
 def test_what_was_typed_wins(model_path: Path) -> None:
     given = settings()
-    write_tuning(tuning_path(model_path, engine_config(given, model_path)), FOUND, [], [])
+    write_tunings(tuning_path(model_path, engine_config(given, model_path)), FOUND, [], [])
     tuned = planned_start(settings(), model_path).config
     assert (tuned.flash_attn, tuned.n_threads) == ("on", 1)
     typed = planned_start(settings(flash_attn="off", n_threads="2"), model_path).config
     assert (typed.flash_attn, typed.n_threads, typed.step_samples) == ("off", 2, ())
     untuned = planned_start(settings(), model_path, is_tuned=False).config
     assert (untuned.flash_attn, untuned.n_threads) == ("off", 0)
+
+
+def test_one_sequence_and_several_start_as_each_was_found_fastest(model_path: Path) -> None:
+    kept_at = tuning_path(model_path, engine_config(settings(), model_path))
+    write_tunings(kept_at, Tunings(ON, Tuning("off", 1, 1)), [], [])
+    assert planned_start(settings(), model_path).config.flash_attn == "on"
+    assert planned_start(settings(n_seq_max="4"), model_path).config.flash_attn == "off"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +146,7 @@ def test_a_measurement_that_fails_does_not_fail_the_start(
 
 
 def test_a_start_that_does_not_measure_uses_what_is_known(model_path: Path) -> None:
-    write_tuning(tuning_path(model_path, engine_config(settings(), model_path)), FOUND, [], [])
+    write_tunings(tuning_path(model_path, engine_config(settings(), model_path)), FOUND, [], [])
     assert start(model_path, settings(), None).flash_attn == "on"
 
 
