@@ -18,6 +18,7 @@ from edgeserve.engine.tuning import Tunings
 from edgeserve.errors import EdgeserveError
 from edgeserve.llama import Model
 from edgeserve.tune_choice import (
+    LARGE_CHUNK,
     MIN_ROUNDS,
     NUM_STREAMS,
     SMALL_CHUNK,
@@ -168,17 +169,19 @@ def _take_turns(
     for number in range(num_rounds):
         on_progress(f"turn {number + 1} of {num_rounds}")
         for candidate in _order(usable, number):
-            if not _has_time(usable[candidate].alone_s, deadline, 1 / 20):
+            if not _has_time(usable[candidate].alone_s, deadline, 1 / 8):
                 return
             _take_turn(probes[candidate.flash_attn], usable[candidate], candidate)
-    _measure_chunks(probes, usable, deadline, on_progress, is_short)
+    if not is_short:
+        _measure_chunks(probes, usable, deadline, on_progress)
 
 
 def _take_turn(probes: _Probes, samples: Turns, candidate: Candidate) -> None:
     """One sample of all that the choice rests on."""
     n_threads = candidate.n_threads
     samples.decode_deep_s.append(_decode_s(probes.one, candidate))
-    samples.chunk_s.setdefault(SMALL_CHUNK, []).append(probes.one.step(SMALL_CHUNK, n_threads))
+    for size in (SMALL_CHUNK, LARGE_CHUNK):
+        samples.chunk_s.setdefault(size, []).append(probes.one.step(size, n_threads))
     samples.streams_s.append(median(probes.few.step(n_threads) for _ in range(_DECODES)))
 
 
@@ -187,18 +190,16 @@ def _measure_chunks(
     turns: dict[Candidate, Turns],
     deadline: Deadline,
     on_progress: Callable[[str], None],
-    is_short: bool,
 ) -> None:
     """Prompts by larger and smaller chunks, for the table and for what the scheduler should expect."""
-    sizes = (128,) if is_short else CHUNKS
     most = max(candidate.n_threads for candidate in turns)
     on_progress("prompts in chunks")
-    for number in range(1 if is_short else MIN_ROUNDS):
+    for number in range(MIN_ROUNDS):
         for candidate in _order(turns, number):
             samples = turns[candidate].chunk_s
-            for size in sizes if candidate.n_threads == most else ():
+            for size in CHUNKS if candidate.n_threads == most else ():
                 expected_s = size / SMALL_CHUNK * median(samples.get(SMALL_CHUNK) or [0.0])
-                if size != SMALL_CHUNK and deadline.has_time_for(expected_s):
+                if size not in (SMALL_CHUNK, LARGE_CHUNK) and deadline.has_time_for(expected_s):
                     step_s = probes[candidate.flash_attn].one.step(size, candidate.n_threads)
                     samples.setdefault(size, []).append(step_s)
 

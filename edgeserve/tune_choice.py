@@ -1,8 +1,8 @@
 """Which of the measured settings are fastest: the choice and its reasons, over seconds by tune.py.
 
-The choice is for an ordinary request: a prompt of a thousand tokens computed in the small chunks that keep
-other streams fluent, and two hundred tokens of answer behind it. Who runs one sequence has the answer alone;
-who serves several has half of it alone, and half of it while other sequences decode too.
+The choice is for a prompt of a thousand tokens and two hundred tokens of answer behind it. Who runs one
+sequence reads the prompt in large chunks and decodes alone. Who serves several reads it in the small chunks
+that keep other streams fluent, and decodes half of the answer while other sequences decode too.
 
 Nothing is chosen that is not clearly faster than the settings without tuning: by a margin, and in nearly all
 turns. Pure arithmetic.
@@ -23,7 +23,7 @@ NUM_STREAMS = 4
 PROMPT_TOKENS, ANSWER_TOKENS = 1000, 200
 """The request that settings are chosen for."""
 
-SMALL_CHUNK = 32
+SMALL_CHUNK, LARGE_CHUNK = 32, 128
 MARGIN = 0.03
 """What is not faster by more than that stays out of the choice: it might be noise."""
 
@@ -52,17 +52,18 @@ class Turns:
 
     @property
     def alone_s(self) -> list[float]:
-        """Expected seconds of the request whose answer has the machine to itself, by turn."""
-        pairs = zip(self.chunk_s.get(SMALL_CHUNK, ()), self.decode_deep_s, strict=False)
-        return [PROMPT_TOKENS / SMALL_CHUNK * chunk + ANSWER_TOKENS * deep for chunk, deep in pairs]
+        """Expected seconds of the request that has the machine to itself, by turn."""
+        return self._request_s(LARGE_CHUNK, self.decode_deep_s)
 
     @property
     def beside_s(self) -> list[float]:
-        """The same with half of the answer beside others'; as if alone where streams were not measured."""
-        if not self.streams_s:
-            return self.alone_s
-        times = zip(self.alone_s, self.decode_deep_s, self.streams_s, strict=False)
-        return [alone + ANSWER_TOKENS / 2 * (streams - deep) for alone, deep, streams in times]
+        """Expected seconds of the request among others, by turn."""
+        pairs = zip(self.decode_deep_s, self.streams_s, strict=False)
+        return self._request_s(SMALL_CHUNK, [(alone + streams) / 2 for alone, streams in pairs])
+
+    def _request_s(self, chunk: int, token_s: Sequence[float]) -> list[float]:
+        pairs = zip(self.chunk_s.get(chunk, ()), token_s, strict=False)
+        return [PROMPT_TOKENS / chunk * step_s + ANSWER_TOKENS * each_s for step_s, each_s in pairs]
 
     def row(self, candidate: Candidate) -> dict[str, object]:
         """Medians, for the table: decode in ms, prompts in tokens per second; None where nothing was
@@ -112,12 +113,12 @@ class _Load:
 
 _ALONE = _Load(
     "One sequence",
-    f"{PROMPT_TOKENS:,} prompt tokens in small steps and {ANSWER_TOKENS} tokens of answer",
+    f"{PROMPT_TOKENS:,} prompt tokens and {ANSWER_TOKENS} tokens of answer",
     lambda turns: turns.alone_s,
 )
 _BESIDE = _Load(
     "Several sequences",
-    f"the same with half of the answer in a batch of {NUM_STREAMS}",
+    f"the same in small chunks, half of the answer beside {NUM_STREAMS - 1} streams,",
     lambda turns: turns.beside_s,
 )
 

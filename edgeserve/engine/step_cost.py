@@ -20,7 +20,7 @@ CHUNK_SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024
 IDLE_STEP_S = 0.5
 """The longest step with nobody decoding: it delays newcomers and cancellations, and no token."""
 
-MIN_TARGET_S = 0.12
+MIN_TARGET_S = 0.15
 TARGET_IN_IDLE_GAPS = 3.0
 _FIRST_CHUNK = 32
 _UP, _DOWN = 0.5, 0.2
