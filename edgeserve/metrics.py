@@ -222,17 +222,25 @@ def summarize(values: Iterable[float | None], num_failed: int = 0) -> Summary:
 class SLO:
     """Bounds that one request has to keep, in seconds; None leaves a bound out.
 
-    A bound on a figure that the request does not have (TPOT of a single token) is kept.
+    A bound on a figure that the request does not have (TPOT of a single token) is kept. The bound on TTFT may
+    grow with the prompt: `ttft_s` and `ttft_token_s` for each of its tokens.
     """
 
     ttft_s: float | None = None
+    ttft_token_s: float | None = None
     tpot_s: float | None = None
     itl_s: float | None = None
     e2e_s: float | None = None
 
-    def is_met_by(self, timeline: Timeline) -> bool:
+    def ttft_bound_s(self, num_prompt_tokens: int) -> float | None:
+        """The bound on TTFT for a prompt of so many tokens."""
+        if self.ttft_token_s is None:
+            return self.ttft_s
+        return (self.ttft_s or 0.0) + self.ttft_token_s * num_prompt_tokens
+
+    def is_met_by(self, timeline: Timeline, num_prompt_tokens: int = 0) -> bool:
         pairs = (
-            (timeline.ttft_s, self.ttft_s),
+            (timeline.ttft_s, self.ttft_bound_s(num_prompt_tokens)),
             (timeline.tpot_s, self.tpot_s),
             (timeline.max_gap_s, self.itl_s),
             (timeline.e2e_s, self.e2e_s),

@@ -93,6 +93,7 @@ def test_durations_have_units() -> None:
 
 def test_an_objective_has_a_name_or_bounds() -> None:
     assert objective("agent") == SLO(ttft_s=10.0, tpot_s=0.06)
+    assert objective("ttft=2s,ttft_token=15ms") == SLO(ttft_s=2.0, ttft_token_s=0.015)
     assert objective("itl=0.3,e2e=1m") == SLO(itl_s=0.3, e2e_s=60.0)
 
 

@@ -160,6 +160,16 @@ def test_slo_bounds_are_optional_and_each_binds() -> None:
     assert SLO(tpot_s=0.001).is_met_by(Timeline.of_tokens(0, [5.0]))
 
 
+def test_the_bound_on_ttft_may_grow_with_the_prompt() -> None:
+    late = Timeline.of_tokens(0, [5.0])
+    slo = SLO(ttft_s=2.0, ttft_token_s=0.015)
+    assert slo.ttft_bound_s(100) == pytest.approx(3.5)
+    assert not slo.is_met_by(late, 100)
+    assert slo.is_met_by(late, 200)
+    assert SLO(ttft_token_s=0.03).is_met_by(late, 200)
+    assert not SLO(ttft_token_s=0.02).is_met_by(late, 200)
+
+
 def test_attainment_is_over_all_that_were_offered() -> None:
     assert metrics.attainment(3, 4) == 0.75
     assert metrics.attainment(0, 0) is None

@@ -157,7 +157,8 @@ def run_figures(run: Run, slo: SLO) -> RunFigures:
 
 def is_good(record: Record, slo: SLO) -> bool:
     timeline = record.timeline
-    return record.is_ok and timeline is not None and slo.is_met_by(timeline)
+    num_prompt_tokens = record.num_prompt_tokens or record.num_planned_prompt_tokens
+    return record.is_ok and timeline is not None and slo.is_met_by(timeline, num_prompt_tokens)
 
 
 def _counts(measured: Sequence[Record], slo: SLO, window_s: tuple[float, float]) -> Figures:

@@ -221,11 +221,16 @@ class Runner:
         finally:
             await _drop([*measured, *others])
 
-    def num_waiting(self, longer_than_s: float, from_s: float, until_s: float) -> int:
-        """Requests scheduled in [from, until) that have had no token for longer than this."""
-        oldest_s = self.now_s() - longer_than_s
-        arrivals = [draft.arrival_s for draft in self._drafts if not draft.stamps_s]
-        return sum(from_s <= arrival_s < min(until_s, oldest_s) for arrival_s in arrivals)
+    def num_waiting(self, bound_s: Callable[[int], float | None], from_s: float, until_s: float) -> int:
+        """Requests scheduled in [from, until) that have had no token for longer than the bound on a prompt of
+        so many tokens."""
+        now_s = self.now_s()
+        waiting = [draft for draft in self._drafts if not draft.stamps_s]
+        bounds = [(draft.arrival_s, bound_s(draft.request.num_prompt_tokens)) for draft in waiting]
+        return sum(
+            limit_s is not None and from_s <= arrival_s < min(until_s, now_s - limit_s)
+            for arrival_s, limit_s in bounds
+        )
 
     async def closed_loop(self, requests: Iterable[Request], concurrency: int) -> None:
         """Each of `concurrency` clients sends its next request as soon as its last one has ended."""

@@ -237,8 +237,12 @@ def num_missed(runner: Runner, slo: SLO, start_s: float, end_s: float) -> int:
     """Requests of the window whose objective is lost already: ended, or without a token for too long."""
     ended = [record for record in runner.records if start_s <= record.arrival_s < end_s]
     lost = sum(not is_good(record, slo) for record in ended)
-    late_s = slo.ttft_s if slo.ttft_s is not None else slo.e2e_s
-    return lost if late_s is None else lost + runner.num_waiting(late_s, start_s, end_s)
+
+    def late_s(num_prompt_tokens: int) -> float | None:
+        ttft_s = slo.ttft_bound_s(num_prompt_tokens)
+        return slo.e2e_s if ttft_s is None else ttft_s
+
+    return lost + runner.num_waiting(late_s, start_s, end_s)
 
 
 def trace(options: BenchOptions) -> Case:

@@ -24,15 +24,34 @@ TRACE_BLOCK_TOKENS = 512
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of token counts: `fixed` (a), `uniform` (a to b), `lognormal` (median a, sigma b)."""
+    """A distribution of token counts: `fixed` (a), `uniform` (a to b), `lognormal` (median a, sigma b), or a
+    `mix` of such, each with its share."""
 
     kind: str
     a: float
     b: float = 0.0
+    parts: tuple[tuple[float, Lengths], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """`512`, `128-1024` or `lognormal:512:0.6`."""
+        """`512`, `128-1024`, `lognormal:512:0.6`, or a mix such as `90%64-192+10%1330`."""
+        if "%" in text:
+            return cls._mix([part.strip().partition("%") for part in text.split("+")])
+        return cls._simple(text)
+
+    @classmethod
+    def _mix(cls, parts: Sequence[tuple[str, str, str]]) -> Lengths:
+        try:
+            shares = [(float(share) / 100, cls._simple(length)) for share, _, length in parts]
+        except ValueError:
+            shares = []
+        if not all(share > 0 for share, _ in shares) or not math.isclose(sum(s for s, _ in shares), 1.0):
+            raise UsageError("The shares of a mix must come to 100 %.", "Write it like 90%64-192+10%1330.")
+        _, largest = max(shares, key=lambda part: part[0])
+        return cls("mix", largest.a, largest.b, tuple(shares))
+
+    @classmethod
+    def _simple(cls, text: str) -> Lengths:
         parts = text.strip().lower().split(":")
         try:
             if parts[0] == "lognormal" and len(parts) == 3:
@@ -46,7 +65,8 @@ class Lengths:
                 raise ValueError
         except ValueError:
             raise UsageError(
-                f"{text!r} is not a length.", "Write 512, 128-1024 or lognormal:512:0.6 (median, sigma)."
+                f"{text!r} is not a length.",
+                "Write 512, 128-1024, lognormal:512:0.6 (median, sigma) or 90%64-192+10%1330.",
             ) from None
         lengths._check()
         return lengths
@@ -57,6 +77,9 @@ class Lengths:
             raise UsageError(f"A length must lie between 1 and {MAX_TOKENS_DRAWN:,}, the lower bound first.")
 
     def draw(self, rng: random.Random) -> int:
+        if self.kind == "mix":
+            shares, lengths = zip(*self.parts, strict=True)
+            return int(rng.choices(lengths, shares)[0].draw(rng))
         if self.kind == "uniform":
             return rng.randint(int(self.a), int(self.b))
         if self.kind == "lognormal":
@@ -66,9 +89,14 @@ class Lengths:
 
     @property
     def typical(self) -> int:
+        """A length in the middle; of a mix, of its commonest part."""
+        if self.kind == "mix":
+            return max(self.parts, key=lambda part: part[0])[1].typical
         return round((self.a + self.b) / 2) if self.kind == "uniform" else int(self.a)
 
     def __str__(self) -> str:
+        if self.kind == "mix":
+            return "+".join(f"{100 * share:g}%{lengths}" for share, lengths in self.parts)
         if self.kind == "uniform":
             return f"{int(self.a)}-{int(self.b)}"
         return f"lognormal:{int(self.a)}:{self.b:g}" if self.kind == "lognormal" else str(int(self.a))

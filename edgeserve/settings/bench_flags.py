@@ -39,7 +39,13 @@ BENCH_FLAGS: tuple[BenchFlag, ...] = (
     BenchFlag("api_key", "api-key", "KEY", "key for --url", TARGET),
     BenchFlag("vs_api_key", "vs-api-key", "KEY", "key for --vs, when it is another one", TARGET),
     BenchFlag("scenario", "scenario", "A,B", f"one or several of {SCENARIOS} [decode,stall,turns]", TARGET),
-    BenchFlag("prompt", "prompt", "LENGTH", "tokens of a prompt: 512, 128-1024 or lognormal:512:0.6", WORK),
+    BenchFlag(
+        "prompt",
+        "prompt",
+        "LENGTH",
+        "tokens of a prompt: 512, 128-1024, lognormal:512:0.6 or 90%64-192+10%1330",
+        WORK,
+    ),
     BenchFlag("output_tokens", "output-tokens", "LENGTH", "tokens of an answer, likewise", WORK),
     BenchFlag(
         "shared_prefix", "shared-prefix", "N", "tokens that all prompts begin with; sent beforehand", WORK
@@ -69,7 +75,8 @@ BENCH_FLAGS: tuple[BenchFlag, ...] = (
         "slo",
         "slo",
         "BOUNDS",
-        "what a good request keeps: chat, agent, or bounds such as ttft=2s,tpot=100ms [chat]",
+        "what a good request keeps: chat, agent, or bounds such as ttft=2s,tpot=100ms;"
+        " ttft_token=15ms allows that much more for each token of the prompt [chat]",
         JUDGEMENT,
     ),
     BenchFlag("attainment", "attainment", "SHARE", "share of good requests that is enough [0.9]", JUDGEMENT),

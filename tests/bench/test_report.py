@@ -357,6 +357,7 @@ def test_settings_are_public_but_keys_are_not() -> None:
     public = chosen.public()
     assert json.loads(json.dumps(public)) == public
     assert (public["prompt"], public["output"]) == ("5", "lognormal:64:0.4")
-    assert public["slo"] == {"ttft_s": 1, "tpot_s": None, "itl_s": None, "e2e_s": None}
+    bounds = {"ttft_s": 1, "ttft_token_s": None, "tpot_s": None, "itl_s": None, "e2e_s": None}
+    assert public["slo"] == bounds
     assert "K" not in json.dumps(public)
     assert "K" not in repr(chosen)

@@ -174,7 +174,7 @@ async def test_what_was_recorded_survives_an_interruption(server: MockServer) ->
         task = asyncio.create_task(runner.closed_loop([request(0, 1), request(1, 9)], 1))
         async with asyncio.timeout(30):
             # Until the second one, alone in flight, has had a token.
-            while len(server.sent) < 2 or runner.num_waiting(0.0, 0.0, math.inf):
+            while len(server.sent) < 2 or runner.num_waiting(lambda num_prompt_tokens: 0.0, 0.0, math.inf):
                 await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -15,14 +15,34 @@ from edgeserve.bench.workload import Arrivals, Lengths, Shape
 from edgeserve.errors import UsageError
 
 
-@pytest.mark.parametrize("text", ["512", "128-1024", "lognormal:512:0.6"])
+@pytest.mark.parametrize(
+    "text", ["512", "128-1024", "lognormal:512:0.6", "90%64-192+10%1330", "50%7+50%lognormal:9:0.1"]
+)
 def test_lengths_are_written_as_they_are_read(text: str) -> None:
     assert str(Lengths.parse(text)) == text
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "0", "-5", "9-3", "1.5", "lognormal:512", "lognormal:512:nan", "normal:1:2", "9999999999"],
+    [
+        "",
+        "x",
+        "0",
+        "-5",
+        "9-3",
+        "1.5",
+        "lognormal:512",
+        "lognormal:512:nan",
+        "normal:1:2",
+        "9999999999",
+        "90%5",
+        "90%5+20%6",
+        "-10%5+110%6",
+        "x%5+10%6",
+        "90%5+10%x",
+        "nan%5+10%6",
+        "50%5+50%50%6",
+    ],
 )
 def test_what_is_no_length(text: str) -> None:
     with pytest.raises(UsageError):
@@ -38,6 +58,15 @@ def test_lengths_are_drawn_as_described() -> None:
     assert statistics.median(lognormal) == pytest.approx(300, rel=0.1)
     assert min(lognormal) >= 1
     assert Lengths.parse("10-20").typical == 15
+
+
+def test_a_mix_has_each_part_by_its_share() -> None:
+    mix = Lengths.parse("90%64-192+10%1330")
+    rng = random.Random(2)
+    drawn = [mix.draw(rng) for _ in range(2000)]
+    assert sum(length == 1330 for length in drawn) == pytest.approx(200, rel=0.2)
+    assert all(64 <= length <= 192 for length in drawn if length != 1330)
+    assert mix.typical == 128
 
 
 def gaps(arrivals: Arrivals, burstiness: float = 1.0) -> list[float]:
