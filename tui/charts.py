@@ -156,16 +156,18 @@ class StepTimeline(_Chart):
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
-        self._steps: Sequence[Step] = ()
+        self._steps: list[Step] = []
         self._reason = ""
         self._target_ms: float | None = None
         self._top = 1.0
 
-    def show(self, steps: Sequence[Step], target_ms: float | None) -> None:
+    def show(self, steps: list[Step], target_ms: float | None) -> None:
         """The newest steps, at most `num_columns` of them."""
-        if target_ms == self._target_ms and steps and self._steps and steps[-1] == self._steps[-1]:
+        # Steps are never changed, so the last one and the count tell; a wider chart is told more of them.
+        told = (steps[-1:], len(steps), target_ms, "")
+        if told == (self._steps[-1:], len(self._steps), self._target_ms, self._reason):
             return
-        self._steps, self._target_ms, self._reason = list(steps), target_ms, ""
+        self._steps, self._target_ms, self._reason = steps, target_ms, ""
         longest_ms = max((step.duration_s * 1e3 for step in steps), default=0.0)
         self._top = nice_top(max(longest_ms, 1.1 * target_ms if target_ms and steps else 0.0))
         self.refresh()
@@ -173,7 +175,7 @@ class StepTimeline(_Chart):
     def show_absent(self, reason: str) -> None:
         """A sentence in place of steps."""
         if reason != self._reason:
-            self._steps, self._reason = (), reason
+            self._steps, self._reason = [], reason
             self.refresh()
 
     @property
@@ -187,7 +189,7 @@ class StepTimeline(_Chart):
         if self._reason:
             text = f" {self._reason}" if y == 0 else ""
             return strip_of([(text, self.style_of("axis"))], self.size.width, blank)
-        steps = list(self._steps)[-num_columns:] if num_columns else []
+        steps = self._steps[-num_columns:] if num_columns else []
         num_empty = num_columns - len(steps)
         if y >= num_rows:
             cells = [*self.axis_cells("step", " "), (" " * num_empty, blank)]

@@ -62,7 +62,7 @@ class MemoryPanel(Titled):
 
     def _arrange(self) -> None:
         """The lines as they are now, if anything that they depend on has changed."""
-        drawn_for = (self._shown, self.size, self.app.theme)
+        drawn_for = (self._shown, self.size)
         if drawn_for != self._drawn_for:
             self._drawn_for = drawn_for
             self._lines = self._tall_lines() if self.size.height > 3 else self._flat_lines()
@@ -71,6 +71,12 @@ class MemoryPanel(Titled):
         self._arrange()
         lines = self._lines
         return strip_of(lines[y] if y < len(lines) else [], self.size.width, self._style("blank"))
+
+    def notify_style_update(self) -> None:
+        """A theme has reached the widget, later than the application: lines arranged in between have the old
+        colours."""
+        super().notify_style_update()
+        self._drawn_for = None
 
     # --- lines
 

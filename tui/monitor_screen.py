@@ -135,6 +135,7 @@ class MonitorScreen(FeedScreen):
         self.set_class(is_absent, "-absent")
         self.set_class(not is_absent and feed.link.state is LinkState.LOST, "-lost")
         if is_absent:
+            self.findings = []
             self.query_one("#absent Static", Static).update(absent_text(feed))
             self.query_one("#finding", TwoEndedLine).show([])
             self.query_one("#remedy", TwoEndedLine).show([])

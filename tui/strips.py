@@ -27,7 +27,8 @@ def strip_of(cells: Iterable[Cell], width: int, blank: Style) -> Strip:
             texts = []
         current = style
         texts.append(text)
-    segments.append(Segment("".join(texts), current))
+    if texts:  # Textual's filters and its opacity expect a style of every segment, of an empty one too
+        segments.append(Segment("".join(texts), current))
     return Strip(segments).adjust_cell_length(width, blank)
 
 
