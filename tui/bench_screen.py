@@ -24,6 +24,7 @@ from edgeserve.ink import printable
 from edgeserve.settings.bench_flags import BENCH_FLAGS
 from tui.bench_runs import ABOUT, FIELDS, BenchChild, BenchRun, BenchStore, command_of, compared
 from tui.charts import TimeChart
+from tui.clipboard import copy
 from tui.feed_screen import FeedScreen
 from tui.lines import TwoEndedLine
 from tui.messages import FeedChanged
@@ -206,8 +207,7 @@ class BenchScreen(FeedScreen):
             self.query_one("#progress", TwoEndedLine).show([("stopping", "stalled")])
 
     def action_copy_command(self) -> None:
-        self.app.copy_to_clipboard(shlex.join(command_of(self.feed.url, self.typed)))
-        self.notify("The command is in the clipboard, if the terminal allows it.", timeout=3)
+        copy(self.app, shlex.join(command_of(self.feed.url, self.typed)), "The command")
 
     # --- results
 

@@ -24,6 +24,7 @@ from tui.chat_dialogs import ChatList, SettingsForm
 from tui.chat_store import ChatStore
 from tui.chat_talk import Talk
 from tui.chat_widgets import AnswerView, Composer, LiveMeter, Said
+from tui.clipboard import copy
 from tui.feed_screen import FeedScreen
 from tui.lines import TwoEndedLine
 from tui.messages import FeedChanged
@@ -221,8 +222,7 @@ class ChatScreen(FeedScreen):
         if not self.conversation.turns:
             self.notify("There is no answer yet.", timeout=2)
             return
-        self.app.copy_to_clipboard(self.conversation.turns[-1].answer)
-        self.notify("The last answer is in the clipboard, if the terminal allows it.", timeout=3)
+        copy(self.app, self.conversation.turns[-1].answer, "The last answer")
 
     def action_export(self) -> None:
         if not self.conversation.turns or self._path is None:

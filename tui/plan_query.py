@@ -7,7 +7,7 @@ is the planner's, the same that `edgeserve plan` prints. Blocking: call it on a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgeserve import models
@@ -18,10 +18,11 @@ from edgeserve.planner.device import list_profiles
 from edgeserve.planner.device_search import find_profile
 from edgeserve.planner.goals import PREFERENCES, FixedSettings, Goals, Preference
 from edgeserve.planner.here import here
-from edgeserve.planner.plan import Plan, make_plan
+from edgeserve.planner.plan import Option, Plan, make_plan
 from edgeserve.planner.target import Target, described_target
 
 THIS_MACHINE = "this machine"
+_LEAST_CONTEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,27 @@ class PlanDesk:
         target = self._target(form.device.strip() or THIS_MACHINE, goals)
         return make_plan(header, target, goals, fixed, dry_run=dry_run)
 
+    def other_contexts(self, form: PlanForm, plan: Plan) -> list[Option]:
+        """What more or less context would cost, everything else as in `plan`, which was made for `form`;
+        estimated, shortest first. Empty where contexts are not what matters."""
+        if plan.best.report.rejected is not None:
+            return []
+        settings = plan.settings
+        header, target = self._header(form.model.strip()), plan.target
+        fixed = replace(
+            plan.fixed, n_seq_max=settings.n_seq_max, type_k=settings.type_k, type_v=settings.type_v
+        )
+        shares = max(1, settings.n_ctx // max(1, plan.best.choice.n_ctx_seq))
+        own = plan.best.choice.n_ctx_seq
+        return [
+            plan.best
+            if each == own
+            else make_plan(
+                header, target, plan.goals, replace(fixed, n_ctx=each * shares), dry_run=False
+            ).best
+            for each in contexts_around(own, plan.model.n_ctx_train)
+        ]
+
     def _header(self, reference: str) -> GGUFHeader:
         if reference not in self._headers:
             self._headers[reference] = _read_header(reference)
@@ -97,6 +119,15 @@ class PlanDesk:
                 self.read_here(goals) if is_here else described_target(find_profile(device), goals)
             )
         return self._targets[key]
+
+
+def contexts_around(n_ctx_seq: int, n_ctx_train: int) -> list[int]:
+    """Contexts of one sequence to compare with `n_ctx_seq`, itself included: what the model was trained for,
+    and halves of it, within a factor of sixteen."""
+    most = min(n_ctx_seq, n_ctx_train)
+    halves = [n_ctx_train >> shift for shift in range(n_ctx_train.bit_length())]
+    near = {each for each in halves if each >= _LEAST_CONTEXT and most / 16 <= each <= most * 16}
+    return sorted(near | {n_ctx_seq})
 
 
 def _read_header(reference: str) -> GGUFHeader:

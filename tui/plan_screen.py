@@ -22,7 +22,8 @@ from edgeserve.errors import EdgeserveError
 from edgeserve.folders import config_dir
 from edgeserve.ink import printable
 from edgeserve.model_list import read_models_list
-from edgeserve.planner.plan import Plan
+from edgeserve.planner.plan import Option, Plan
+from tui.clipboard import copy
 from tui.dialogs import Question
 from tui.feed_screen import FeedScreen
 from tui.lines import TwoEndedLine
@@ -31,6 +32,7 @@ from tui.pick_list import PickList, known_models
 from tui.plan_fields import PlanField
 from tui.plan_query import THIS_MACHINE, PlanDesk, PlanForm, device_names, name_of
 from tui.plan_texts import (
+    by_context,
     command_of,
     flags_of,
     labelled_text,
@@ -39,12 +41,14 @@ from tui.plan_texts import (
     profile_text,
     side_by_side,
     startable,
-    table_text,
+    titled_table,
 )
 from tui.pool_bars import PoolBar, PoolBars
 
 ESTIMATE_AFTER_S, PROVE_AFTER_S = 0.1, 1.2
 NARROW_COLUMNS = 100
+# From there on the tables stand beside the text, and every part of the memory has a row.
+WIDE_COLUMNS, TALL_ROWS = 170, 44
 _FIELDS = (
     ("model", "model"),
     ("device", "device"),
@@ -74,6 +78,10 @@ class PlanScreen(FeedScreen):
         & #memory { height: auto; padding: 0 1; }
         & #plan { height: 1fr; padding: 0 1; scrollbar-size-vertical: 1; scrollbar-gutter: stable; }
         & #plan Static { width: 100%; margin: 0 0 1 0; }
+        & #tables { width: 100%; height: auto; }
+        &.-wide #plan { layout: horizontal; }
+        &.-wide #plan #text { width: 1fr; margin: 0 3 0 0; }
+        &.-wide #plan #tables { width: 72; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -91,6 +99,7 @@ class PlanScreen(FeedScreen):
         self.error = ""
         self._profiles = profiles or config_dir() / "plans"
         self._planned_for: PlanForm | None = None
+        self._contexts: list[Option] = []
         self._pending_asks: list[Timer] = []
         self._guessed_model = ""
 
@@ -106,7 +115,9 @@ class PlanScreen(FeedScreen):
                 yield PoolBars(id="memory", classes="panel")
                 with VerticalScroll(id="plan", classes="panel"):
                     yield Static(id="text")
-                    yield Static(id="table")
+                    with Vertical(id="tables"):
+                        yield Static(id="table")
+                        yield Static(id="contexts")
         yield Footer(show_command_palette=False, compact=True)
 
     def _initial(self, name: str) -> str:
@@ -132,6 +143,8 @@ class PlanScreen(FeedScreen):
 
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.width < NARROW_COLUMNS, "-narrow")
+        self.set_class(event.size.width >= WIDE_COLUMNS, "-wide")
+        self.query_one(PoolBars).has_room = event.size.height >= TALL_ROWS
         if self.plan is not None:
             self.call_after_refresh(self._show_plan, self.plan)
 
@@ -176,24 +189,28 @@ class PlanScreen(FeedScreen):
     def _answer(self, form: PlanForm, dry_run: bool) -> None:
         """On a thread: reading a header, and above all a dry run, take their time."""
         try:
-            plan: Plan | EdgeserveError = self.desk.answer(form, dry_run=dry_run)
+            answer = self.desk.answer(form, dry_run=dry_run)
+            plan: Plan | EdgeserveError = answer
+            contexts = self.desk.other_contexts(form, answer)
         except EdgeserveError as error:
-            plan = error
-        self.app.call_from_thread(self._take, form, plan)
+            plan, contexts = error, []
+        self.app.call_from_thread(self._take, form, plan, contexts)
 
-    def _take(self, form: PlanForm, plan: Plan | EdgeserveError) -> None:
+    def _take(self, form: PlanForm, plan: Plan | EdgeserveError, contexts: list[Option]) -> None:
         if form != self.form:
             return  # typed on meanwhile
         if isinstance(plan, EdgeserveError):
             self.plan, self.error = None, str(plan)
             self.query_one("#text", Static).update(Text(printable(self.error)))
             self.query_one("#table", Static).update("")
+            self.query_one("#contexts", Static).update("")
             self.query_one(PoolBars).show([])
             return
         is_proven_already = self._planned_for == form and self.plan is not None and self.plan.proof.is_dry_run
         if is_proven_already and not plan.proof.is_dry_run:
             return
         self.plan, self.error, self._planned_for = plan, "", form
+        self._contexts = contexts
         self._show_plan(plan)
 
     # --- showing
@@ -203,10 +220,15 @@ class PlanScreen(FeedScreen):
             return
         self._show_bars(plan)
         self._show_placeholders(plan)
-        text = labelled_text(paragraphs(plan, self.form.model), self._text_width)
+        text = labelled_text(paragraphs(plan, self.form.model), self._width_of("#text"))
         self.query_one("#text", Static).update(text)
-        table = table_text(side_by_side(plan), self._text_width) if plan.alternatives else ""
-        self.query_one("#table", Static).update(Text(printable(table)))
+        width = self._width_of("#tables")
+        table = titled_table("instead", side_by_side(plan), width) if plan.alternatives else Text()
+        self.query_one("#table", Static).update(table)
+        self.query_one("#table").display = bool(plan.alternatives)
+        rows = by_context(plan, self._contexts, width)
+        contexts = titled_table("more or less context", rows, width) if self._contexts else Text()
+        self.query_one("#contexts", Static).update(contexts)
         facts = plan.model
         panel = self.query_one("#plan")
         panel.border_title = "plan" if plan.fits else "plan  [b $stalled]it does not fit[/]"
@@ -215,9 +237,8 @@ class PlanScreen(FeedScreen):
         )
         panel.border_subtitle = printable(about).replace("[", "\\[")
 
-    @property
-    def _text_width(self) -> int:
-        return max(20, self.query_one("#text").size.width)
+    def _width_of(self, name: str) -> int:
+        return max(20, self.query_one(name).size.width)
 
     def _show_bars(self, plan: Plan) -> None:
         report = plan.best.report
@@ -273,8 +294,7 @@ class PlanScreen(FeedScreen):
         if not command:
             self.notify("There is no plan to copy.", timeout=2)
             return
-        self.app.copy_to_clipboard(command)
-        self.notify("The command is in the clipboard, if the terminal allows it.", timeout=3)
+        copy(self.app, command, "The command")
 
     def action_save_profile(self) -> None:
         if self.plan is None or startable(self.plan) is None:

@@ -23,6 +23,7 @@ from edgeserve.settings.kinds import Switch
 from edgeserve.settings.table import SETTINGS
 
 LABEL_COLUMNS = 11
+_LEAST_COLUMN = 12
 
 Paragraph = tuple[str, str]
 """(label, text)"""
@@ -155,6 +156,22 @@ def side_by_side(plan: Plan) -> list[list[str]]:
     return rows
 
 
+def by_context(plan: Plan, options: Sequence[Option], width: int = 120) -> list[list[str]]:
+    """A table of contexts: what each takes of every pool, and how fast it would be with all of it in use.
+    Where that is too wide, only the first pool, and not what a sequence holds."""
+    pools = plan.target.pools
+    is_short = width < 3 + _LEAST_COLUMN * (3 + len(pools))
+    names = [pool.name for pool in pools[: 1 if is_short else None]]
+    rows = [["", "-c", *([] if is_short else ["each holds"]), *names, "tok/s when full"]]
+    for option in options:
+        taken = [size(use.high_bytes) for use in option.uses] or [""] * len(pools)
+        speed = rate(option.speed.full_tok_s).removesuffix(" tok/s") if option.fits else "does not fit"
+        mark = "›" if option.settings.n_ctx == plan.settings.n_ctx else ""
+        each = [] if is_short else [f"{option.choice.n_ctx_seq:,}"]
+        rows.append([mark, f"{option.settings.n_ctx:,}", *each, *taken[: len(names)], speed])
+    return rows
+
+
 def _kv_type(option: Option) -> str:
     types = {option.settings.type_k, option.settings.type_v}
     return "/".join(sorted(types))
@@ -164,11 +181,17 @@ def _layers(option: Option) -> str:
     return "all" if option.settings.n_gpu_layers < 0 else str(option.settings.n_gpu_layers)
 
 
+def titled_table(title: str, rows: list[list[str]], width: int) -> Text:
+    """A table below its title."""
+    text = Text(f"{title}\n", style="dim")
+    return text.append(printable(table_text(rows, width)), style="not dim")
+
+
 def table_text(rows: list[list[str]], width: int) -> str:
     """Columns side by side; labels that are too long wrap within theirs."""
     num_columns = len(rows[0])
     first = max(len(row[0]) for row in rows) + 2
-    each = max(12, min(26, (width - first) // max(1, num_columns - 1)))
+    each = max(_LEAST_COLUMN, min(26, (width - first) // max(1, num_columns - 1)))
     lines: list[str] = []
     for row in rows:
         cells = [_wrapped(cell, each - 2) for cell in row[1:]]

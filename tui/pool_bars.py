@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.style import Style
+from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -18,6 +19,7 @@ from edgeserve.planner.words import size
 from tui.strips import Cell, meter, strip_of
 
 _MARKS = {"weights": "█", "kv": "▓", "compute": "▒", "other": "░"}
+_MOST_POOLS_IN_FULL = 3
 _WIDE_COLUMNS = 72
 """From here on all parts of a pool stand in one row."""
 
@@ -39,7 +41,7 @@ class PoolBar:
 
 
 class PoolBars(Widget):
-    """For each pool: name and sum, bar, and its parts in one or two rows."""
+    """For each pool: name and sum, bar, and its parts in a row or two, or with room in a row each."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "bars--blank",
@@ -64,6 +66,9 @@ class PoolBars(Widget):
     }
     """
 
+    has_room: reactive[bool] = reactive(False, layout=True)
+    """Each part then has a row and a bar of its own."""
+
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._pools: Sequence[PoolBar] = ()
@@ -80,24 +85,21 @@ class PoolBars(Widget):
         return self._pools
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
-        return max(1, _rows_per_pool(width) * len(self._pools))
+        return max(1, sum(len(self._rows(pool, width)) for pool in self._pools))
 
     def render_line(self, y: int) -> Strip:
-        index, row = divmod(y, _rows_per_pool(self.size.width))
-        cells: list[Cell] = []
-        if index < len(self._pools):
-            cells = self._row(self._pools[index], row)
-        return strip_of(cells, self.size.width, self._style("blank"))
+        width = self.size.width
+        rows = [row for pool in self._pools for row in self._rows(pool, width)]
+        return strip_of(rows[y] if y < len(rows) else [], width, self._style("blank"))
 
-    def _row(self, pool: PoolBar, row: int) -> list[Cell]:
-        if row == 0:
-            return self._head(pool)
-        if row == 1:
-            return self._bar(pool)
+    def _rows(self, pool: PoolBar, width: int) -> list[list[Cell]]:
         parts = [(name, n_bytes) for name, n_bytes in pool.parts.items() if n_bytes]
-        if self.size.width < _WIDE_COLUMNS:
-            parts = parts[:2] if row == 2 else parts[2:]
-        return self._parts(parts)
+        rows = [self._head(pool), self._bar(pool, width)]
+        if self.has_room and len(self._pools) <= _MOST_POOLS_IN_FULL:
+            return rows + [self._part(pool, name, n_bytes, width) for name, n_bytes in parts]
+        if width >= _WIDE_COLUMNS:
+            return [*rows, self._parts(parts)]
+        return [*rows, self._parts(parts[:2]), self._parts(parts[2:])]
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"bars--{name}")
@@ -111,9 +113,9 @@ class PoolBars(Widget):
             cells.append((f"   too much by {over}", self._style("over")))
         return cells
 
-    def _bar(self, pool: PoolBar) -> list[Cell]:
+    def _bar(self, pool: PoolBar, width: int) -> list[Cell]:
         """Over the larger of usable and needed, so that a misfit is seen as one."""
-        width = max(8, self.size.width - 1)
+        width = max(8, width - 1)
         whole = max(1, pool.usable_bytes, pool.high_bytes)
         parts = [(n_bytes / whole, _MARKS[name], self._style(name)) for name, n_bytes in pool.parts.items()]
         cells = meter(parts, width, ("·", self._style("rest")))
@@ -129,6 +131,14 @@ class PoolBars(Widget):
             cells.append((f"{name} {size(n_bytes)}  ", self._style("label")))
         return cells
 
-
-def _rows_per_pool(width: int) -> int:
-    return 3 if width >= _WIDE_COLUMNS else 4
+    def _part(self, pool: PoolBar, name: str, n_bytes: int, width: int) -> list[Cell]:
+        """A part by itself, its bar over the largest part's."""
+        share = n_bytes / max(1, pool.usable_bytes)
+        percent = f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
+        most = max(pool.parts.values())
+        rest = (" ", self._style("blank"))
+        return [
+            (f"{_MARKS[name]} ", self._style(name)),
+            (f"{name:<8}{size(n_bytes):>10}{percent:>7}  ", self._style("label")),
+            *meter([(n_bytes / most, _MARKS[name], self._style(name))], max(8, width - 28), rest),
+        ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
-from screen_text import press, until, until_shown
+from screen_text import press, resize, screen_text, until, until_shown
 from textual.widgets import Input
 
 from edgeserve.errors import UsageError
@@ -21,8 +24,17 @@ from tui.dialogs import Question
 from tui.feed import Feed
 from tui.pick_list import PickList
 from tui.plan_fields import STEPS
-from tui.plan_query import PlanDesk, PlanForm, device_names, name_of
-from tui.plan_texts import command_of, flags_of, paragraphs, profile_text, side_by_side, startable, table_text
+from tui.plan_query import PlanDesk, PlanForm, contexts_around, device_names, name_of
+from tui.plan_texts import (
+    by_context,
+    command_of,
+    flags_of,
+    paragraphs,
+    profile_text,
+    side_by_side,
+    startable,
+    table_text,
+)
 from tui.pool_bars import PoolBars
 
 DEVICE = "MacBook Air M2 16 GB"
@@ -77,6 +89,66 @@ async def test_bars_and_sentences_are_those_of_the_planner(estimate_only, model_
         await until_shown(pilot, f"-c {expected.settings.n_ctx}")
         await until_shown(pilot, f"kv {size(bar.parts['kv'])}")
         await until_shown(pilot, expected.reasons[0].split(":")[0][:40])
+
+
+async def test_with_room_every_part_has_a_row_and_the_tables_stand_beside_the_text(
+    estimate_only, model_path, header
+):
+    app = plan_app()
+    async with app.run_test(size=(200, 60)) as pilot:
+        screen = await opened(pilot, model_path, n_seq_max="2")
+        plan = await estimated(pilot, screen)
+        for name, n_bytes in screen.query_one(PoolBars).pools[0].parts.items():
+            row = re.compile(rf"[█▓▒░] {name} +{re.escape(size(n_bytes))} +(< 1|\d+) %  [█▓▒░]")
+            await until(pilot, lambda row=row: bool(row.search(screen_text(app))), "for a part")
+        await until_shown(pilot, "more or less context")
+        text, tables = screen.query_one("#text"), screen.query_one("#tables")
+        await until(pilot, lambda: tables.region.x >= text.region.right, "for the tables beside the text")
+        shown = screen_text(app)
+        for reason in plan.reasons:
+            assert reason.split()[-1] in shown, "nothing is clipped"
+        resize(pilot, 80, 24)
+        await until(pilot, lambda: tables.region.y >= text.region.bottom, "for the tables below it")
+        assert not screen.query_one(PoolBars).has_room
+        resize(pilot, 180, 50)
+        await until(pilot, lambda: tables.region.x >= text.region.right, "for the tables beside the text")
+
+
+def test_other_contexts_are_planned_as_if_they_were_asked_for(model_path, header):
+    desk, form = PlanDesk(), PlanForm(str(model_path), DEVICE, n_ctx="8k", n_seq_max="2")
+    plan = desk.answer(form, dry_run=False)
+    options = desk.other_contexts(form, plan)
+    assert [option.choice.n_ctx_seq for option in options] == [512, 1024, 2048, 4096, 8192]
+    asked = desk.answer(replace(form, n_ctx="16k"), dry_run=False)
+    assert options[-1].uses == asked.best.uses and options[-1].speed == asked.best.speed
+    rows = by_context(plan, options)
+    assert [row[0] for row in rows] == ["", "", "", "", "›", ""]
+    assert rows[4][1:3] == ["8,192", "4,096"] and rows[4][3] == size(plan.best.uses[0].high_bytes)
+    assert all(len(line) <= 72 for line in table_text(rows, 72).splitlines())
+    short = by_context(plan, options, 42)
+    assert short[4] == ["›", "8,192", *rows[4][3:]]
+    assert all(len(line) <= 42 for line in table_text(short, 42).splitlines())
+
+
+def test_a_context_that_does_not_fit_is_compared_with_those_that_would(model_path):
+    desk, form = PlanDesk(), PlanForm(str(model_path), DEVICE, n_ctx="4000k", n_seq_max="1")
+    plan = desk.answer(form, dry_run=False)
+    rows = by_context(plan, desk.other_contexts(form, plan))
+    assert rows[-1][0] == "›" and rows[-1][-1] == "does not fit"
+    assert "does not fit" not in rows[-2]
+
+
+@pytest.mark.parametrize(
+    ("n_ctx_seq", "n_ctx_train", "around"),
+    [
+        (12_288, 262_144, [1024, 2048, 4096, 8192, 12_288, 16_384, 32_768, 65_536, 131_072]),
+        (8192, 8192, [512, 1024, 2048, 4096, 8192]),
+        (300, 0, [300]),
+        (100_000, 2048, [512, 1024, 2048, 100_000]),
+    ],
+)
+def test_contexts_to_compare_are_halves_of_what_the_model_was_trained_for(n_ctx_seq, n_ctx_train, around):
+    assert contexts_around(n_ctx_seq, n_ctx_train) == around
 
 
 async def test_bars_move_with_what_is_typed(estimate_only, model_path, header):
