@@ -165,7 +165,7 @@ def by_context(plan: Plan, options: Sequence[Option], width: int = 120) -> list[
     rows = [["", "-c", *([] if is_short else ["each holds"]), *names, "tok/s when full"]]
     for option in options:
         taken = [size(use.high_bytes) for use in option.uses] or [""] * len(pools)
-        speed = rate(option.speed.full_tok_s).removesuffix(" tok/s") if option.fits else "does not fit"
+        speed = rate(option.speed.full_tok_s).removesuffix(" tok/s") if option.fits else "too much"
         mark = "›" if option.settings.n_ctx == plan.settings.n_ctx else ""
         each = [] if is_short else [f"{option.choice.n_ctx_seq:,}"]
         rows.append([mark, f"{option.settings.n_ctx:,}", *each, *taken[: len(names)], speed])

@@ -134,8 +134,8 @@ def test_a_context_that_does_not_fit_is_compared_with_those_that_would(model_pat
     desk, form = PlanDesk(), PlanForm(str(model_path), DEVICE, n_ctx="4000k", n_seq_max="1")
     plan = desk.answer(form, dry_run=False)
     rows = by_context(plan, desk.other_contexts(form, plan))
-    assert rows[-1][0] == "›" and rows[-1][-1] == "does not fit"
-    assert "does not fit" not in rows[-2]
+    assert rows[-1][0] == "›" and rows[-1][-1] == "too much"
+    assert "too much" not in rows[-2]
 
 
 @pytest.mark.parametrize(
