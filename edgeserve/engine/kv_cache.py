@@ -146,6 +146,10 @@ class KVCache:
             return 0
         return max(0, self.num_reserved_cells + sequence.max_num_tokens - self.n_ctx)
 
+    def num_resident_tokens(self, sequence: Sequence) -> int:
+        """How many leading tokens of a prompt some slot holds now, for an estimate of the work it is."""
+        return max(self.reusable_tokens(slot, sequence) for slot in self.slots)
+
     def place(self, sequence: Sequence) -> Placement | None:
         """The idle slot that costs the cache least, counting what of the prompt is resident there or can be
         taken over from any other slot, idle or running. None when the sequence must wait."""

@@ -87,9 +87,10 @@ class SchedulerOutput:
 
 
 class ChunkPolicy(Protocol):
-    """Says how many prompt tokens a step beside so many decodes may carry, between 1 and `limit`."""
+    """Says how many prompt tokens a step beside so many decodes may carry, between 1 and `limit`.
+    `is_crowded`: others wait for their place meanwhile."""
 
-    def prefill_tokens(self, num_decodes: int, limit: int) -> int: ...
+    def prefill_tokens(self, num_decodes: int, limit: int, *, is_crowded: bool = False) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class FixedChunk:
 
     num_tokens: int
 
-    def prefill_tokens(self, num_decodes: int, limit: int) -> int:
+    def prefill_tokens(self, num_decodes: int, limit: int, *, is_crowded: bool = False) -> int:
         return min(self.num_tokens, limit)
 
 
@@ -137,7 +138,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits: its prompt and cap are within `n_ctx_seq` (checked at the front)."""
         assert sequence.max_num_tokens <= self.kv_cache.n_ctx_seq, "the front end refuses what can never run"
-        self.waiting.append(sequence)
+        self.waiting.append(sequence, self.kv_cache.num_resident_tokens(sequence))
 
     def admit(self) -> list[tuple[Sequence, Placement]]:
         """Move waiting sequences into free slots, in the queue's order: who comes next is never passed by
@@ -171,7 +172,8 @@ class Scheduler:
             return SchedulerOutput(self._with_drafts(decodes, left))
         if left < 1:
             return SchedulerOutput(tuple(decodes))
-        budget = self._chunk_policy.prefill_tokens(len(decodes), left)
+        is_crowded = bool(self.waiting)
+        budget = self._chunk_policy.prefill_tokens(len(decodes), left, is_crowded=is_crowded)
         self._num_prompt_steps += 1
         is_oldest_first = self._num_prompt_steps % OLDEST_TURN == 0
         return SchedulerOutput((*decodes, *_share(prefilling, budget, is_oldest_first=is_oldest_first)))

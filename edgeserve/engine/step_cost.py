@@ -22,6 +22,10 @@ IDLE_STEP_S = 0.5
 
 MIN_TARGET_S = 0.15
 TARGET_IN_IDLE_GAPS = 3.0
+CROWDED_TARGETS = 2.0
+"""How much longer the default target is while requests wait for their place: larger pieces of prompts cost
+less a token, so that places come free sooner. A target that was asked for holds."""
+
 _FIRST_CHUNK = 32
 _UP, _DOWN = 0.5, 0.2
 _OUTLIER = 3.0
@@ -89,10 +93,10 @@ class StepCost:
 
     @property
     def target_s(self) -> float:
-        """The longest gap between two tokens of one stream that a step is planned for."""
+        """The longest gap between two tokens of one stream that a step is planned for while nobody waits."""
         return self.itl_target_s or max(MIN_TARGET_S, TARGET_IN_IDLE_GAPS * self.decode_s(1))
 
-    def prefill_tokens(self, num_decodes: int, limit: int) -> int:
+    def prefill_tokens(self, num_decodes: int, limit: int, *, is_crowded: bool = False) -> int:
         """How many prompt tokens the next step may carry, `limit` at most.
 
         The largest size whose step keeps the target, unless a smaller one computes clearly more prompt tokens
@@ -100,7 +104,9 @@ class StepCost:
         """
         if not self._per_token_s:
             return min(limit, _FIRST_CHUNK)
-        target_s = self.target_s if num_decodes else IDLE_STEP_S
+        target_s = IDLE_STEP_S
+        if num_decodes:
+            target_s = self.target_s * (CROWDED_TARGETS if is_crowded and not self.itl_target_s else 1.0)
         rates = {size: size / max(self.step_s(num_decodes, size), 1e-9) for size in self._reachable()}
         fitting = {size: rate for size, rate in rates.items() if size / rate <= target_s}
         fast = [size for size, rate in fitting.items() if rate >= _CLEARLY * max(fitting.values())]

@@ -173,10 +173,11 @@ def test_patience_ends_in_the_queue_only_and_says_for_what_it_waited() -> None:
 def test_a_deadline_holds_everywhere() -> None:
     made = scheduler(num_slots=2)
     soon = Urgency(deadline_s=5)
-    for name in ("decodes", "prefills", "waits"):
+    for name in ("decodes", "prefills"):
         made.add(sequence(name, 40, urgency=soon))
-    made.add(sequence("free"))
     made.admit()
+    made.add(sequence("waits", 40, urgency=soon))
+    made.add(sequence("free"))
     decodes = made.running[0]
     decodes.num_computed_tokens = 40
     made.append_token(decodes, 7)
@@ -232,6 +233,44 @@ def test_batch_waits_behind_interactive_and_ages() -> None:
     assert order[3 + 2 * MAX_OVERTAKES] == "batch1"
     assert [queue.pop().request_id for _ in range(len(queue))] == order
     assert not queue
+
+
+def test_short_prompts_go_first_and_long_ones_age() -> None:
+    queue = WaitingQueue()
+    queue.append(sequence("long0", 900))
+    queue.append(sequence("long1", 600))
+    for index in range(20):
+        queue.append(sequence(f"s{index}", 100))
+    order = names(queue)
+    assert order[:MAX_OVERTAKES] == [f"s{index}" for index in range(MAX_OVERTAKES)]
+    assert order[MAX_OVERTAKES] == "long0"
+    assert order[2 * MAX_OVERTAKES + 1] == "long1"
+    assert [queue.pop().request_id for _ in range(len(queue))] == order
+
+
+def test_prompts_of_about_the_same_length_keep_their_order() -> None:
+    queue = WaitingQueue()
+    for name, num_prompt in (("a", 120), ("b", 30), ("c", 900), ("d", 600), ("e", 300)):
+        queue.append(sequence(name, num_prompt))
+    assert names(queue) == ["a", "b", "e", "c", "d"]
+
+
+def test_a_prompt_counts_by_what_has_to_be_computed_of_it() -> None:
+    queue = WaitingQueue()
+    queue.append(sequence("new", 300))
+    queue.append(sequence("turn", 900), num_cached_tokens=850)
+    assert names(queue) == ["turn", "new"]
+
+
+def test_who_gave_up_before_its_turn_leaves_nothing_behind() -> None:
+    queue = WaitingQueue()
+    queue.append(sequence("short", 10))
+    for index in range(1000):
+        late = sequence(f"long{index}", 900)
+        queue.append(late)
+        queue.remove(late)
+    assert names(queue) == ["short"]
+    assert len(queue._interactive.by_length) < 50
 
 
 def test_whoever_gives_up_changes_nobody_elses_turn() -> None:

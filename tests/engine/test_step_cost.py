@@ -100,6 +100,14 @@ def test_an_unseen_batch_of_decodes_is_scaled_up_from_the_nearest() -> None:
     assert StepCost().decode_s(3) == 0.0
 
 
+def test_the_default_target_is_longer_while_others_wait_for_a_place() -> None:
+    cost = learned(10, 2)
+    assert cost.prefill_tokens(1, 2048) == 64
+    assert cost.prefill_tokens(1, 2048, is_crowded=True) == 128
+    asked = learned(10, 2, itl_target_s=0.15)
+    assert asked.prefill_tokens(1, 2048, is_crowded=True) == 64
+
+
 def test_a_size_that_was_slow_once_is_tried_again() -> None:
     cost = learned(10, 2, itl_target_s=0.12)
     assert cost.prefill_tokens(1, 2048) == 48
