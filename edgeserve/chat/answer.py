@@ -1,87 +1,17 @@
 """One answer as it comes in: its text, its reasoning, and the figures it leaves behind.
 
-Owns the collecting of a stream's events, `<think>` blocks of servers that do not split them off, and which
+Owns the collecting of a stream's events, the splitting where a server leaves reasoning in its text, and which
 of server and client says what: counts and model times come from the server's `timings`, else from `usage`;
 TTFT is what the client saw. The two clocks are never mixed in one figure. Knows nothing of terminals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from edgeserve.metrics import Timeline, tokens_per_s
+from edgeserve.reasoning import Part, Splitter, splitter_of_any
 from edgeserve.stream_events import EventKind, PromptProgress, StreamEvent, Timings, Usage
-
-
-class Part(StrEnum):
-    """What a piece of output is."""
-
-    TEXT = "text"
-    REASONING = "reasoning"
-
-
-_OPENERS = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
-
-
-class ThinkSplitter:
-    """Content in pieces -> (part, text), with a reasoning block at the very beginning split off.
-
-    Holds back what may still become a mark. Blank space around the block belongs to neither part.
-    """
-
-    def __init__(self) -> None:
-        self._held = ""
-        self._closer = ""
-        self._is_at_start = True  # before anything that is not blank
-        self._skips_blank = False  # right after a mark
-
-    def feed(self, text: str) -> Iterator[tuple[Part, str]]:
-        self._held += text
-        if self._is_at_start:
-            self._look_for_opener()
-        if self._closer:
-            yield from self._reasoning()
-        if not self._closer and not self._is_at_start:
-            text, self._held = self._held, ""
-            yield from self._emit(Part.TEXT, text)
-
-    def finish(self) -> Iterator[tuple[Part, str]]:
-        """What was held back and became no mark."""
-        text, self._held = self._held, ""
-        yield from self._emit(Part.REASONING if self._closer else Part.TEXT, text)
-
-    def _look_for_opener(self) -> None:
-        start = self._held.lstrip()
-        if any(opener.startswith(start) and opener != start for opener in _OPENERS):
-            return
-        self._is_at_start = False
-        for opener, closer in _OPENERS.items():
-            if start.startswith(opener):
-                self._closer, self._held, self._skips_blank = closer, start[len(opener) :], True
-
-    def _reasoning(self) -> Iterator[tuple[Part, str]]:
-        before, mark, after = self._held.partition(self._closer)
-        if mark:
-            yield from self._emit(Part.REASONING, before.rstrip())
-            self._closer, self._held, self._skips_blank = "", after, True
-            return
-        # Held back: what may be the closing mark's beginning, and blank space that may stand before it.
-        shown = before[: len(before) - _length_of_start(before, self._closer)].rstrip()
-        self._held = before[len(shown) :]
-        yield from self._emit(Part.REASONING, shown)
-
-    def _emit(self, part: Part, text: str) -> Iterator[tuple[Part, str]]:
-        text = text.lstrip() if self._skips_blank else text
-        if text:
-            self._skips_blank = False
-            yield part, text
-
-
-def _length_of_start(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +40,9 @@ class Answer:
     server_times: list[TokenTime] = field(default_factory=list)
     _pieces: list[tuple[float, str]] = field(default_factory=list)
     _text_since_timings: str = ""
-    _splitter: ThinkSplitter = field(default_factory=ThinkSplitter)
+    _splitter: Splitter = field(default_factory=splitter_of_any)
 
-    def take(self, event: StreamEvent) -> list[tuple[Part, str]]:
+    def take(self, event: StreamEvent) -> list[Part]:
         """Note one event; what it adds to the answer."""
         if event.kind in (EventKind.TEXT, EventKind.REASONING):
             return self._take_output(event)
@@ -126,26 +56,27 @@ class Answer:
             self._take_timings(event.timings)
         return []
 
-    def finish(self) -> list[tuple[Part, str]]:
+    def finish(self) -> list[Part]:
         """The rest of the text once the stream is over, or was stopped."""
-        return self._keep(list(self._splitter.finish()))
+        return self._keep(self._splitter.flush())
 
-    def _take_output(self, event: StreamEvent) -> list[tuple[Part, str]]:
+    def _take_output(self, event: StreamEvent) -> list[Part]:
         self.stamps_s.append(event.at_s)
         self._pieces.append((event.at_s, event.text))
         self._text_since_timings += event.text
         if event.kind is EventKind.REASONING:
-            return self._keep([(Part.REASONING, event.text)])
-        # Templates leave blank lines between the reasoning and the answer; they belong to neither.
-        text = event.text.lstrip() if self.reasoning and not self.text else event.text
-        return self._keep(list(self._splitter.feed(text)))
+            return self._keep([Part(event.text, is_reasoning=True)])
+        # Templates leave blank lines between the reasoning and the answer; they belong to neither. Within
+        # reasoning that is still to be split off, blanks are its own.
+        is_between = bool(self.reasoning) and not self.text and not self._splitter.in_reasoning
+        return self._keep(self._splitter.feed(event.text.lstrip() if is_between else event.text))
 
-    def _keep(self, parts: list[tuple[Part, str]]) -> list[tuple[Part, str]]:
-        for part, text in parts:
-            if part is Part.TEXT:
-                self.text += text
+    def _keep(self, parts: list[Part]) -> list[Part]:
+        for part in parts:
+            if part.is_reasoning:
+                self.reasoning += part.text
             else:
-                self.reasoning += text
+                self.text += part.text
         return parts
 
     def _take_timings(self, timings: Timings) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import FrameType
 
-from edgeserve.chat.answer import Answer, Part, figures_of
+from edgeserve.chat.answer import Answer, figures_of
 from edgeserve.chat.commands import COMMANDS, Commands, message_of
 from edgeserve.chat.figures import Totals, figures_lines, progress_text, token_time_lines
 from edgeserve.chat.input import CommandCompleter, Editor, open_history, quiet_terminal
@@ -28,6 +28,7 @@ from edgeserve.chat.settings import SETTINGS, Value
 from edgeserve.chat.view import ChatView, columns
 from edgeserve.client import Client
 from edgeserve.errors import EdgeserveError, RequestError
+from edgeserve.reasoning import Part
 from edgeserve.stream_events import EventKind, RemoteError, StreamEvent
 
 EXIT_INTERRUPTED = 130
@@ -197,9 +198,9 @@ class Chat:
             raise event.error
         self._show_parts(answer.take(event))
 
-    def _show_parts(self, parts: list[tuple[Part, str]]) -> None:
-        for part, text in parts:
-            self._view.show(part, text)
+    def _show_parts(self, parts: list[Part]) -> None:
+        for part in parts:
+            self._view.show(part)
 
     async def _show_status(self, answer: Answer) -> None:
         """Until the first token: how far the prompt is, or at least that something is waited for."""

@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Mapping
 from typing import TextIO
 
-from edgeserve.chat.answer import Part
 from edgeserve.chat.markdown import MarkdownStyler
 from edgeserve.errors import EdgeserveError
 from edgeserve.ink import RESET, Ink, can_redraw, ink_for, printable
+from edgeserve.reasoning import Part
 
 INDENT = "  "
 _ERASE_LINE = "\r\x1b[K"
@@ -33,7 +33,7 @@ class ChatView:
         self._answer_ink = ink_for(out, environ) if self.is_terminal else Ink(False)
         self._styler: MarkdownStyler | None = None
         self._has_status = False
-        self._part: Part | None = None
+        self._is_reasoning: bool | None = None  # None before the first piece
         self._last = "\n"  # the last character of the answer
 
     # -- an answer ------------------------------------------------------------------------------------------
@@ -42,41 +42,41 @@ class ChatView:
         """Get ready for the next answer."""
         styled = self.is_terminal and not plain
         self._styler = MarkdownStyler(self._answer_ink, columns()) if styled else None
-        self._part, self._last = None, "\n"
+        self._is_reasoning, self._last = None, "\n"
 
-    def show(self, part: Part, text: str) -> None:
+    def show(self, part: Part) -> None:
         """The next piece of the answer or of the reasoning."""
-        if part is Part.REASONING and not self._shows_reasoning:
+        if part.is_reasoning and not self._shows_reasoning:
             return
         self.clear_status()
-        if part is not self._part:
-            self._change_part(part)
-        if part is Part.REASONING:
-            self._write_err(self.ink(printable(text), "dim"))
-            self._last = text[-1]
+        if part.is_reasoning is not self._is_reasoning:
+            self._change_to(part.is_reasoning)
+        if part.is_reasoning:
+            self._write_err(self.ink(printable(part.text), "dim"))
+            self._last = part.text[-1]
         else:
-            self._write_answer(text)
+            self._write_answer(part.text)
 
     def end(self) -> None:
         """The answer is over: close every style and end its line."""
         self.clear_status()
         if self._styler is not None:
             self._put(self._styler.finish())
-        if self._part is Part.REASONING:
+        if self._is_reasoning:
             self._end_reasoning()
-        elif self._part is Part.TEXT and self._last != "\n":
+        elif self._is_reasoning is False and self._last != "\n":
             self._put("\n")
-        self._part = None
+        self._is_reasoning = None
 
-    def _change_part(self, part: Part) -> None:
-        if part is Part.REASONING:
+    def _change_to(self, is_reasoning: bool) -> None:
+        if is_reasoning:
             self._write_err(self.ink("reasoning:", "dim") + "\n")
-        elif self._part is Part.REASONING:
+        elif self._is_reasoning:
             self._end_reasoning()
             # Without the dimming only a word tells where the reasoning ends.
             self._write_err("\n" if self.ink.enabled else "\nanswer:\n")
             self._last = "\n"
-        self._part = part
+        self._is_reasoning = is_reasoning
 
     def _end_reasoning(self) -> None:
         if self._last != "\n":

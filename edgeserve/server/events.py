@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from edgeserve.engine.request import FinishReason, Request, RequestOutput, RequestTimings, TokenLogprob
 from edgeserve.errors import EngineError
+from edgeserve.reasoning import Part, PlainSplitter, ReasoningStyle, Splitter
 from edgeserve.server.http_errors import CancelledRequestError
-from edgeserve.server.reasoning import Part, PlainSplitter, ReasoningStyle, Splitter
 
 if TYPE_CHECKING:
     from edgeserve.engine.async_engine import AsyncEngine

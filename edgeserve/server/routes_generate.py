@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from edgeserve.engine.request import Request
 from edgeserve.engine.sampling_params import MAX_SEED, SamplingParams
+from edgeserve.reasoning import ReasoningStyle
 from edgeserve.server.answer import Identity
 from edgeserve.server.body import read_json
 from edgeserve.server.chat_answer import ChatAnswer
@@ -25,7 +26,6 @@ from edgeserve.server.native_answer import NativeAnswer
 from edgeserve.server.protocol import GenerationRequest, check_token_ids
 from edgeserve.server.protocol_chat import ChatRequest
 from edgeserve.server.protocol_completions import CompletionRequest, NativeCompletionRequest, RawPrompt
-from edgeserve.server.reasoning import ReasoningStyle
 from edgeserve.server.respond import Job, respond
 from edgeserve.server.security import NAMESPACE_KEY
 from edgeserve.server.serving import Serving

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from edgeserve import ggml
 from edgeserve.config import EngineConfig, ServerConfig
+from edgeserve.reasoning import ReasoningStyle, style_of
 from edgeserve.server.answer import TokenTexts
 from edgeserve.server.chat_template import CHATML, ChatTemplate, TemplateCaps
 from edgeserve.server.limits import Limits
 from edgeserve.server.metrics_export import ModelInfo
 from edgeserve.server.prompt import PromptBuilder
-from edgeserve.server.reasoning import ReasoningStyle, style_of
 from edgeserve.server.template_process import TemplateError
 
 if TYPE_CHECKING:

@@ -1,45 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from edgeserve.chat.answer import Answer, Figures, Part, ThinkSplitter, TokenTime, figures_of
+from edgeserve.chat.answer import Answer, Figures, TokenTime, figures_of
 from edgeserve.chat.figures import Totals, figures_lines, progress_text, token_time_lines
 from edgeserve.ink import Ink, without_colour
 from edgeserve.stream_events import EventKind, PromptProgress, StreamEvent, Timings, Usage
 
 PLAIN = Ink(False)
-
-
-def split(*pieces: str) -> tuple[str, str]:
-    """(reasoning, text)"""
-    splitter = ThinkSplitter()
-    parts = [part for piece in pieces for part in splitter.feed(piece)] + list(splitter.finish())
-    return tuple(
-        "".join(text for kind, text in parts if kind is wanted) for wanted in (Part.REASONING, Part.TEXT)
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("<think>a < b</think>\n\nanswer", ("a < b", "answer")),
-        ("\n<think>\nhm</think>answer", ("hm", "answer")),
-        ("[THINK]hm[/THINK]answer", ("hm", "answer")),
-        ("<think></think>answer", ("", "answer")),
-        ("<think>never closed", ("never closed", "")),
-        ("say <think> aloud", ("", "say <think> aloud")),
-        ("<thin", ("", "<thin")),
-        ("<b>bold</b>", ("", "<b>bold</b>")),
-        ("  indented", ("", "  indented")),
-    ],
-)
-def test_reasoning_at_the_start_is_split_off_wherever_the_stream_is_cut(text: str, expected) -> None:
-    assert split(text) == expected
-    assert split(*text) == expected
-    for cut in range(len(text)):
-        assert split(text[:cut], text[cut:]) == expected
 
 
 def timings(n: int, ms: float, **extra: int) -> StreamEvent:
@@ -65,6 +36,25 @@ def answer_of(*events: StreamEvent) -> Answer:
 
 def line(answer: Answer, n_ctx: int | None = 4096, columns: int = 200) -> list[str]:
     return figures_lines(figures_of(answer), n_ctx, PLAIN, columns)
+
+
+@pytest.mark.parametrize("cuts", [(), (3, 10, 18, 19), range(40)])
+def test_reasoning_that_a_server_leaves_in_its_text_is_split_off(cuts) -> None:
+    whole = "<think>\nLet me see.\n</think>\n\nIt is 4."
+    edges = [0, *(cut for cut in cuts if 0 < cut < len(whole)), len(whole)]
+    answer = answer_of(*(text(10.1, whole[start:end]) for start, end in pairwise(edges)))
+    assert (answer.reasoning, answer.text) == ("Let me see.", "It is 4.")
+
+
+def test_reasoning_that_a_server_has_split_off_stays_so() -> None:
+    reasoning = StreamEvent(EventKind.REASONING, 10.1, text="Hm, <think>?")
+    answer = answer_of(reasoning, text(10.2, "\n\n"), text(10.3, "Four, by <think>."))
+    assert (answer.reasoning, answer.text) == ("Hm, <think>?", "Four, by <think>.")
+
+
+def test_a_stopped_answer_keeps_what_was_held_back() -> None:
+    assert answer_of(text(10.1, "<thi")).text == "<thi"
+    assert answer_of(text(10.1, "<think>never clo</th")).reasoning == "never clo</th"
 
 
 def test_the_servers_figures_and_the_clients_ttft() -> None:

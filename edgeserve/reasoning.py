@@ -1,8 +1,8 @@
 """Telling a model's reasoning from its answer while the text is still arriving.
 
 Owns the marks that model families put around reasoning, and splitters that hold back what may turn out to
-be a mark. However the text is cut into pieces, the parts come out the same. Knows nothing of tokens or wire
-formats.
+be a mark: for a server, which knows template and prompt, and for a client, which knows neither. However the
+text is cut into pieces, the parts come out the same. Knows nothing of tokens or wire formats.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReasoningStyle:
     def splitter(self, prompt_end: str) -> Splitter:
         if self.is_channels:
             return ChannelSplitter(prompt_end)
-        return TagSplitter(self.opening, self.closing, starts_open=self.is_open_after(prompt_end))
+        return TagSplitter(self, starts_open=self.is_open_after(prompt_end))
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -64,6 +64,14 @@ _STYLES = (
     ReasoningStyle("<seed:think>", "</seed:think>"),
     ReasoningStyle("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+_SEEN_ELSEWHERE = ReasoningStyle("<thinking>", "</thinking>")
+"""Instructed or fine-tuned into models whose templates do not know it."""
+
+
+def splitter_of_any() -> Splitter:
+    """For an answer whose template is not known: whichever tag it begins with. One that the prompt has opened
+    cannot be told from an answer."""
+    return TagSplitter(THINK, *_STYLES, _SEEN_ELSEWHERE)
 
 
 def style_of(template: str) -> ReasoningStyle:
@@ -96,14 +104,16 @@ class PlainSplitter:
 
 
 class TagSplitter:
-    """Reasoning between two tags, at the very beginning of the answer or opened by the prompt.
+    """Reasoning between the two tags of one of some styles, at the very beginning of the answer, or opened by
+    the prompt, in the first style then.
 
     A tag further on is the answer's own text: people do ask about tags. White space around the reasoning
     belongs to the marks.
     """
 
-    def __init__(self, opening: str, closing: str, *, starts_open: bool = False) -> None:
-        self._opening, self._closing = opening, closing
+    def __init__(self, *styles: ReasoningStyle, starts_open: bool = False) -> None:
+        self._styles = styles
+        self._closing = styles[0].closing
         self._held = ""
         self._state = "reasoning" if starts_open else "start"
         self._trims_start = starts_open
@@ -131,9 +141,12 @@ class TagSplitter:
 
     def _leave_start(self) -> None:
         seen = self._held.lstrip()
-        if seen.startswith(self._opening):
-            self._held, self._state, self._trims_start = seen[len(self._opening) :], "reasoning", True
-        elif not self._opening.startswith(seen):
+        for style in self._styles:
+            if seen.startswith(style.opening):
+                self._closing, self._held = style.closing, seen[len(style.opening) :]
+                self._state, self._trims_start = "reasoning", True
+                return
+        if not any(style.opening.startswith(seen) for style in self._styles):
             self._state, self._trims_start = "answer", False
 
     def _take_reasoning(self) -> list[Part]:

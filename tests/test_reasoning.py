@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeserve.server.reasoning import CHANNELS, THINK, ReasoningStyle, Splitter, held_suffix, style_of
+from edgeserve.reasoning import (
+    CHANNELS,
+    THINK,
+    ReasoningStyle,
+    Splitter,
+    held_suffix,
+    splitter_of_any,
+    style_of,
+)
 
 HARMONY_START = "<|start|>assistant"
 
@@ -36,6 +44,32 @@ CASES = [
 def test_tags(text: str, prompt_end: str, reasoning: str, answer: str) -> None:
     assert split(THINK.splitter(prompt_end), [text]) == (reasoning, answer)
     assert split(THINK.splitter(prompt_end), list(text)) == (reasoning, answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>a < b</think>\n\nanswer", ("a < b", "answer")),
+        ("\n<think>\nhm</think>answer", ("hm", "answer")),
+        ("[THINK]hm[/THINK]answer", ("hm", "answer")),
+        ("<thinking>hm </think> on</thinking>answer", ("hm </think> on", "answer")),
+        ("<seed:think>hm</seed:think>answer", ("hm", "answer")),
+        ("<|START_THINKING|>hm<|END_THINKING|>answer", ("hm", "answer")),
+        ("<think></think>answer", ("", "answer")),
+        ("<think>never closed", ("never closed", "")),
+        ("say <think> aloud", ("", "say <think> aloud")),
+        ("opened by the prompt</think>answer", ("", "opened by the prompt</think>answer")),
+        ("<thin", ("", "<thin")),
+        ("<b>bold</b>", ("", "<b>bold</b>")),
+        ("  indented", ("", "  indented")),
+        (" \n", ("", " \n")),
+    ],
+)
+def test_where_the_template_is_not_known_the_text_tells(text: str, expected: tuple[str, str]) -> None:
+    assert split(splitter_of_any(), [text]) == expected
+    assert split(splitter_of_any(), list(text)) == expected
+    for cut in range(len(text)):
+        assert split(splitter_of_any(), [text[:cut], text[cut:]]) == expected
 
 
 CHANNEL_CASES = [
@@ -71,6 +105,7 @@ def test_cuts_do_not_matter(text: str, cuts: list[int], starts_open: bool) -> No
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(edges)]
     assert split(THINK.splitter(prompt_end), pieces) == split(THINK.splitter(prompt_end), [text])
+    assert split(splitter_of_any(), pieces) == split(splitter_of_any(), [text])
 
 
 @pytest.mark.parametrize(
