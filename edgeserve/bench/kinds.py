@@ -96,9 +96,10 @@ def _gaps_before(record: Record, end_s: float) -> list[float]:
 
 
 def _turns(run: Run) -> tuple[Figures, Sequence[str]]:
-    """The first turn is cold; the later ones show what the prefix cache is worth."""
+    """The first turn of a chat is cold; the later ones show what the prefix cache is worth."""
     answered = [record for record in run.records if record.is_ok]
-    first, later = answered[:1], answered[1:]
+    first = [record for record in answered if record.label == "turn 1"]
+    later = answered[len(first) :]
     evaluated = [record.num_evaluated_tokens for record in later]
     known = [record for record in later if record.num_evaluated_tokens is not None]
     prompt = sum(record.num_prompt_tokens or 0 for record in known)

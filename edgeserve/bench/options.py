@@ -62,6 +62,7 @@ class BenchOptions:
     stall_prompt_tokens: int = 2048
     probe_rate_per_s: float = 4.0
     num_turns: int = 6
+    num_chats: int = 1
     rates_per_s: tuple[float, ...] = (1.0,)
     arrivals: Arrivals = Arrivals.POISSON
     burstiness: float = 1.0
@@ -82,6 +83,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         self._check_positive("duration_s", "timeout_s", "burstiness", "stall_prompt_tokens", "num_turns")
+        self._check_positive("num_chats")
         self._check_positive("repeats", "num_requests", "probe_rate_per_s")
         for name in ("streams", "depths", "rates_per_s", "concurrency"):
             values = getattr(self, name)

@@ -180,6 +180,7 @@ _READERS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "depths": ("depths", _several(_whole)),
     "stall_prompt": ("stall_prompt_tokens", _whole),
     "turns": ("num_turns", _whole),
+    "chats": ("num_chats", _whole),
     "ignore_eos": ("ignore_eos", bool),
     "param": ("extra_params", _params),
     "rate": ("rates_per_s", _several(_number)),

@@ -176,23 +176,32 @@ async def _send_at(runner: Runner, request: Request, group: asyncio.TaskGroup) -
 
 
 def turns(options: BenchOptions) -> Case:
-    """One chat: every turn carries all that was said before, and a new question."""
+    """A chat: every turn carries all that was said before, and a new question. Several chats ask by turns."""
 
     async def send(lane: Lane, maker: PromptMaker) -> None:
         rng = random.Random(f"{options.seed}-lengths")
-        first = Planned(0, options.prompt_lengths.draw(rng), options.output_lengths.draw(rng), label="turn 1")
-        messages = maker.messages(first)
-        runner = lane.start(label, options.num_turns)
-        for index in range(options.num_turns):
-            request = Request(index, messages, options.output_lengths.draw(rng), label=f"turn {index + 1}")
+        chats = [maker.messages(_first_turn(options, rng, number)) for number in range(options.num_chats)]
+        runner = lane.start(label, options.num_turns * options.num_chats)
+        for index in range(options.num_turns * options.num_chats):
+            turn, number = divmod(index, options.num_chats)
+            request = Request(
+                index, chats[number], options.output_lengths.draw(rng), label=f"turn {turn + 1}"
+            )
             record = await runner.send(request)
             if not record.is_ok:
                 break
             num_words = lane.calibration.num_words(options.prompt_lengths.draw(rng))
-            messages = with_answer(messages, record.text, maker.words(num_words, "turn", index))
+            chats[number] = with_answer(chats[number], record.text, maker.words(num_words, "turn", index))
 
-    label = f"chat of {options.num_turns} turns"
+    chats = f"{options.num_chats} chats" if options.num_chats > 1 else "chat"
+    label = f"{chats} of {options.num_turns} turns"
     return Case(label, "turns", "script", send, is_cold_meant=False)
+
+
+def _first_turn(options: BenchOptions, rng: random.Random, number: int) -> Planned:
+    shared = options.shared_prefix_tokens
+    num_prompt, max_tokens = options.prompt_lengths.draw(rng) + shared, options.output_lengths.draw(rng)
+    return Planned(number, num_prompt, max_tokens, shared_prefix_tokens=shared, label="turn 1")
 
 
 def planned_load(options: BenchOptions, rate_per_s: float, until_s: float) -> list[Planned]:

@@ -54,6 +54,7 @@ BENCH_FLAGS: tuple[BenchFlag, ...] = (
     BenchFlag("depths", "depths", "N,N", "depth: prompt lengths [64,512,2048]", WORK),
     BenchFlag("stall_prompt", "stall-prompt", "N", "stall, probe: tokens of the long prompt [2048]", WORK),
     BenchFlag("turns", "turns", "N", "turns: questions of the chat [6]", WORK),
+    BenchFlag("chats", "chats", "N", "turns: chats that take turns with each other [1]", WORK),
     BenchFlag("ignore_eos", "ignore-eos", "", "ask for answers of exactly the length [on]", WORK),
     BenchFlag("param", "param", "NAME=JSON", "a further field of every request", WORK, repeats=True),
     BenchFlag("rate", "rate", "X,X", "load: requests per second; sweep: the first rate [1]", LOAD),

@@ -95,6 +95,17 @@ def test_a_chat_grows_and_only_its_new_part_is_evaluated(server: MockServer) -> 
     assert bodies[3][: len(bodies[2])] == bodies[2]
 
 
+def test_chats_take_turns_and_begin_alike(server: MockServer) -> None:
+    result = run_bench(options(server.url, Scenario.TURNS, num_turns=3, num_chats=2, shared_prefix_tokens=40))
+    records = result.runs[0].records
+    assert [record.label for record in records] == [f"turn {turn}" for turn in (1, 1, 2, 2, 3, 3)]
+    bodies = [sent.body["messages"] for sent in server.sent[-6:]]
+    assert bodies[0][0] == bodies[1][0], "the system prompt"
+    assert bodies[0][1] != bodies[1][1]
+    assert all(bodies[index + 2][: len(bodies[index])] == bodies[index] for index in range(4))
+    assert only(result).median("turns") == 6
+
+
 def stall_script(server: MockServer) -> Any:
     """A (long answers) pauses as soon as another prompt is there, until it has its first token."""
 
