@@ -50,7 +50,7 @@ class Timeline:
     """One request's output on one clock. Raises `TimelineError` rather than hold what cannot have happened.
 
     `arrival_s` is the instant of sending or, in an open loop, the scheduled instant; on a server it is when
-    the HTTP request was complete.
+    the last byte of the HTTP request was received.
     """
 
     arrival_s: float

@@ -56,8 +56,8 @@ class Urgency:
 class Request:
     """What a client asked. Immutable.
 
-    `prompt_token_ids` is never empty. `arrival_s` is the clock of `time.perf_counter()` when the request was
-    complete at the front end; everything later is measured from it. `front_end_s` is what the front end took
+    `prompt_token_ids` is never empty. `arrival_s` is the clock of `time.perf_counter()` when the request's
+    last byte was received; everything later is measured from it. `front_end_s` is what the front end took
     from there until it handed the request over: template, tokenizing, waking a sleeping model. Only prefixes
     made under the same `cache_namespace` are reused; `cache_prompt` False computes every prompt token anew.
     """

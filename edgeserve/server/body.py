@@ -21,6 +21,7 @@ from edgeserve.server.http_errors import (
     SlowRequestError,
     UnsupportedMediaTypeError,
 )
+from edgeserve.server.http_protocol import RECEIVED_KEY
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -31,12 +32,12 @@ MAX_INLINE_PARSE_BYTES = 256 << 10
 async def read_json(
     request: Request, model: type[Model], max_bytes: int, max_s: float
 ) -> tuple[Model, float]:
-    """The checked body, and the instant (time.perf_counter) when it had arrived in full.
+    """The checked body, and the instant (time.perf_counter) when the request's last byte was received.
 
     Raises a RequestError that names what is wrong.
     """
     raw = await read_body(request, max_bytes, max_s)
-    arrival_s = time.perf_counter()
+    arrival_s: float = request.scope.get("state", {}).get(RECEIVED_KEY) or time.perf_counter()
     check_content_type(request, has_body=bool(raw))
     if len(raw) <= MAX_INLINE_PARSE_BYTES:
         return parse(raw, model), arrival_s

@@ -1,13 +1,14 @@
 """Uvicorn's HTTP/1.1 connection, made impatient: headers must arrive in time, and refusals are error objects.
 
-Owns only what happens before a request reaches the application. A connection that sends its headers a byte
-at a time would otherwise be held open for ever.
+Owns only what happens before a request reaches the application: its arrival is stamped here. A connection
+that sends its headers a byte at a time would otherwise be held open for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import h11
 import uvicorn
@@ -16,6 +17,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgeserve.errors import InvalidRequestError, RequestError
 from edgeserve.server.http_errors import SlowRequestError, error_document
+
+RECEIVED_KEY = "edgeserve.received_s"
+"""In the state of a request's scope: the clock of time.perf_counter() when the bytes that completed it were
+received. Later requests of a pipeline, which wait for the answers before them, have none."""
 
 
 class HttpConfig(uvicorn.Config):
@@ -51,10 +56,14 @@ class ImpatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        received_s = time.perf_counter()
         self._has_data = True
         if self._header_timer is None and self._awaits_headers:
             self._start_timer()
         super().data_received(data)
+        if self.cycle is not None and not self.cycle.more_body:
+            # The first to find it complete is right: what comes later belongs to another request.
+            self.scope["state"].setdefault(RECEIVED_KEY, received_s)
         if not self._awaits_headers:
             self._has_data = False
             self._stop_timer()

@@ -109,6 +109,25 @@ def test_the_answer_tells_the_same_parts(live: Live, stream: bool) -> None:
     assert sum(timings[part] for part in before) == pytest.approx(timings["ttft_ms"], abs=0.01)
 
 
+def test_a_request_arrives_with_its_last_byte(live: Live) -> None:
+    """What a client takes to send is its own: on a connection that was open before, in two pieces, with the
+    next request of a pipeline behind it."""
+    live.wait_until_idle()
+    request = post_bytes(body(random.Random(2)) | {"stream": False, "max_tokens": 1})
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", live.port), timeout=60) as sock:
+        sock.sendall(request[:-10])
+        time.sleep(0.3)
+        sent_s = time.perf_counter()
+        sock.sendall(request[-10:] + health)
+        received = b"".join(iter(lambda: sock.recv(65536), b""))
+        end_s = time.perf_counter()
+    first = received.split(b"\r\n\r\n")[1].split(b"HTTP/1.1")[0]
+    timings = json.loads(first)["timings"]
+    assert add_up(timings)
+    assert 0 < timings["e2e_ms"] <= (end_s - sent_s) * 1e3
+
+
 def test_a_timeline_that_is_cut_off_ends_in_the_part_that_it_was_in() -> None:
     waiting = RequestTimings(10, 0, 0, 0, front_end_s=0.1)
     assert waiting.cut_off(1.0).queue_s == pytest.approx(0.9)
