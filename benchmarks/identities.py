@@ -4,8 +4,9 @@
     python benchmarks/identities.py http://127.0.0.1:8080 [--requests 500] [--rate 1.5] [--prompt 60]
 
 1. The parts that the server gives for a request (front end, queue, restore, prefill, own decode, stalls,
-   delivery) add up to what the client measured from sending to the last token. The client adds the way there
-   and back and its own slowness, so this needs an otherwise idle machine.
+   delivery) add up to what the client measured, from just before it wrote the request to the last token's
+   arrival. The way there and back is in between, and so is the time that either process waits for a core, so
+   this needs an otherwise idle machine.
 2. The tokens in all answers' usage are those that /metrics counted over the run.
 3. Little's law: the mean number in flight is the rate times the mean latency.
 

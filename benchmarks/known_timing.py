@@ -4,9 +4,10 @@
 
 The server (tests/mock_openai.py) sends the role chunk and a ping at once, content after 300 ms, then chunks
 of three tokens every 50 ms, and usage 400 ms after the last one. What it really did is read off its own
-clock, in the same process; the way from the client to it is a part of the first token's error, and what a
-server that does nothing takes is printed beside it. The exit code is 1 where the median error of ttft, time
-per token or the worst gap is above 2 ms; a busy machine can do that too.
+clock, in the same process; the way from the client to it is a part of the first token's error. What a whole
+call takes with a server that does nothing (connecting included, which a TTFT leaves out) is printed beside
+it. The exit code is 1 where the median error of ttft, time per token or the worst gap is above 2 ms; a busy
+machine can do that too.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> int:
         NUM_CHUNKS, tokens_per_chunk=TOKENS_PER_CHUNK, ttft_s=TTFT_S, gap_s=GAP_S, usage_delay_s=USAGE_S
     )
     floor_ms = 1000 * asyncio.run(client_cost()).ttft_s
-    print(f"a server that does nothing: {floor_ms:.2f} ms to the first token")
+    print(f"a server that does nothing: {floor_ms:.2f} ms from the call to the first token")
     with mock.MockServer(lambda body: answer).running() as server:
         records = asyncio.run(measure(server.url, arguments.requests))
         rows = [errors_ms(record, sent) for record, sent in zip(records, server.sent, strict=True)]

@@ -5,7 +5,8 @@
             async for event in events:
                 if event.kind is EventKind.TEXT: print(event.text, end="")
 
-Owns: addresses, headers, time stamps at the arrival of raw bytes (before any parsing), and errors by name.
+Owns: addresses, headers, requests and errors by name. Events carry the stamp of the bytes that they came in,
+taken at the socket before any parsing (http_stream.py).
 Does not know: retries (a refused request is a result, never hidden), benchmarks, terminals.
 
 Leaving the `aclosing` block, or cancelling the task, closes the socket, which is how a server learns that
@@ -31,6 +32,7 @@ from typing import Any, Self
 import httpx2
 
 from edgeserve.errors import RequestTimeoutError, ServerUnreachableError, UsageError
+from edgeserve.http_stream import AT_ONCE, CONNECT_TIMEOUT_S, Answer, Sending, exchange
 from edgeserve.stream_events import (
     EventKind,
     RemoteError,
@@ -42,7 +44,6 @@ from edgeserve.stream_events import (
 )
 
 Message = Mapping[str, Any]
-CONNECT_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 0.5
 
 
@@ -96,6 +97,9 @@ class Client:
         self.root = server_root(base_url)
         self.model = model
         self._clock = clock
+        self._read_timeout_s = read_timeout_s
+        is_tls = self.root.startswith("https:")
+        self._tls = httpx2.create_ssl_context(trust_env=False) if is_tls else None
         # Identity: compressed bytes would be stamped when a block fills up, not when a token is sent.
         headers = {"Accept-Encoding": "identity"}
         if api_key:
@@ -103,10 +107,11 @@ class Client:
         self._http = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
-            # A connection each: llama-server closes some kept ones without a word, and a request that is
-            # lost that way would have to be sent again, which this client never does.
+            # A connection each, as for streams: llama-server closes some kept ones without a word, and a
+            # request that is lost that way would have to be sent again, which this client never does.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,
+            verify=self._tls or True,
         )
 
     async def __aenter__(self) -> Self:
@@ -121,11 +126,13 @@ class Client:
         await self._http.aclose()
 
     async def chat_stream(
-        self, messages: Sequence[Message], **params: object
+        self, messages: Sequence[Message], sending: Sending = AT_ONCE, /, **params: object
     ) -> AsyncGenerator[StreamEvent, None]:
-        """POST /v1/chat/completions, streamed. `params` are the API's own fields; None leaves one out."""
+        """POST /v1/chat/completions, streamed. `params` are the API's own fields; None leaves one out.
+
+        `sending` can hold the request back until an instant, and is told when it left."""
         body = {"messages": list(messages), **params}
-        async with aclosing(self._stream("/v1/chat/completions", body)) as events:
+        async with aclosing(self._stream("/v1/chat/completions", body, sending)) as events:
             async for event in events:
                 yield event
 
@@ -147,13 +154,11 @@ class Client:
         """GET a path below the server's root as server-sent events (`/events`): the data of each, comments
         left out, until the server ends the stream."""
         decoder = SSEDecoder()
-        async with self._send(self._http.build_request("GET", self.root + path)) as response:
-            with self._named_errors():
-                async with aclosing(response.aiter_raw()) as chunks:
-                    async for chunk in chunks:
-                        for is_comment, text in decoder.feed(chunk):
-                            if not is_comment:
-                                yield text
+        async with self._send(self._http.build_request("GET", self.root + path)) as answer:
+            async for _, data in answer.pieces:
+                for is_comment, text in decoder.feed(data):
+                    if not is_comment:
+                        yield text
 
     async def post_json(self, path: str, body: Mapping[str, object]) -> Any:
         """POST a JSON object to a path below the server's root, and parse the answer."""
@@ -192,13 +197,15 @@ class Client:
         _raise_for_status(response)
         return response
 
-    async def _stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[StreamEvent, None]:
+    async def _stream(
+        self, path: str, body: Mapping[str, object], sending: Sending = AT_ONCE
+    ) -> AsyncGenerator[StreamEvent, None]:
         fields = {"stream": True, "stream_options": {"include_usage": True}, **body}
         if fields.get("model") is None:
             fields["model"] = await self.default_model()
         fields = {name: value for name, value in fields.items() if value is not None}
         request = self._http.build_request("POST", self.root + path, json=fields)
-        async with self._send(request) as response, aclosing(self._events(response)) as events:
+        async with self._send(request, sending) as answer, aclosing(self._events(answer)) as events:
             async for event in events:
                 yield event
                 if event.kind is EventKind.ERROR:
@@ -207,17 +214,14 @@ class Client:
                     await _read_to_end(events)
                     return
 
-    async def _events(self, response: httpx2.Response) -> AsyncGenerator[StreamEvent, None]:
+    async def _events(self, answer: Answer) -> AsyncGenerator[StreamEvent, None]:
         decoder = SSEDecoder()
         is_finished = False
         at_s = self._clock()
-        with self._named_errors():
-            async with aclosing(response.aiter_raw()) as chunks:
-                async for chunk in chunks:
-                    at_s = self._clock()
-                    for event in _typed(decoder.feed(chunk), at_s):
-                        is_finished = is_finished or event.kind is EventKind.FINISH
-                        yield event
+        async for at_s, data in answer.pieces:
+            for event in _typed(decoder.feed(data), at_s):
+                is_finished = is_finished or event.kind is EventKind.FINISH
+                yield event
         for event in _typed(decoder.flush(), at_s):
             is_finished = is_finished or event.kind in (EventKind.FINISH, EventKind.DONE)
             yield event
@@ -225,17 +229,19 @@ class Client:
             raise StreamBrokenError("The server closed the stream before the answer was finished.")
 
     @asynccontextmanager
-    async def _send(self, request: httpx2.Request) -> AsyncIterator[httpx2.Response]:
-        with self._named_errors():
-            response = await self._http.send(request, stream=True)
-        try:
-            if response.status_code >= 400:
-                with self._named_errors():
-                    await response.aread()
-                _raise_for_status(response)
-            yield response
-        finally:
-            await response.aclose()
+    async def _send(self, request: httpx2.Request, sending: Sending = AT_ONCE) -> AsyncIterator[Answer]:
+        exchanging = exchange(
+            request,
+            clock=self._clock,
+            sending=sending,
+            read_timeout_s=self._read_timeout_s,
+            tls=self._tls,
+        )
+        async with exchanging as answer:
+            if answer.status >= 400:
+                body = b"".join([data async for _, data in answer.pieces])
+                _raise_for_status(httpx2.Response(answer.status, headers=answer.headers, content=body))
+            yield answer
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from mock_openai import MockServer, Step
 
 from edgeserve.client import Client, server_root
 from edgeserve.errors import RequestTimeoutError, ServerUnreachableError, UsageError
+from edgeserve.http_stream import AT_ONCE, Sending
 from edgeserve.stream_events import EventKind, RemoteError, StreamBrokenError, StreamEvent
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -24,8 +25,8 @@ def server() -> Iterator[MockServer]:
         yield running
 
 
-async def collect(client: Client, **params: object) -> list[StreamEvent]:
-    async with aclosing(client.chat_stream(MESSAGES, **params)) as events:
+async def collect(client: Client, sending: Sending = AT_ONCE, /, **params: object) -> list[StreamEvent]:
+    async with aclosing(client.chat_stream(MESSAGES, sending, **params)) as events:
         return [event async for event in events]
 
 
@@ -162,6 +163,64 @@ async def test_nobody_there() -> None:
             await client.health()
         with pytest.raises(ServerUnreachableError):
             await collect(client)
+
+
+async def test_a_server_that_hangs_up_without_an_answer() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with Client(f"http://127.0.0.1:{port}", model="m") as client:
+            with pytest.raises(StreamBrokenError):
+                await collect(client)
+
+
+async def test_what_is_not_http_is_a_broken_stream() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"220 mail.example ESMTP\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with Client(f"http://127.0.0.1:{port}", model="m") as client:
+            with pytest.raises(StreamBrokenError):
+                await collect(client)
+
+
+async def test_a_slow_reader_gets_all_of_a_large_answer(server: MockServer) -> None:
+    """More than is held for a reader at once, so that the server has to wait."""
+    word = "x" * 100_000
+    server.script = lambda body: [*[Step(mock.chunk({"content": word}))] * 60, Step(mock.chunk({}, "stop"))]
+    num_chars = 0
+    async with Client(server.url) as client, aclosing(client.chat_stream(MESSAGES)) as events:
+        async for event in events:
+            num_chars += len(event.text) if event.is_output else 0
+            await asyncio.sleep(0.002)
+    assert num_chars == 60 * len(word)
+
+
+async def test_a_request_can_be_held_back_with_its_connection_made(server: MockServer) -> None:
+    held, go = asyncio.Event(), asyncio.Event()
+    sent: list[float] = []
+
+    async def when() -> None:
+        held.set()
+        await go.wait()
+
+    async with Client(server.url, model="m") as client:
+        sending = Sending(when, sent.append)
+        task = asyncio.create_task(collect(client, sending))
+        await asyncio.wait_for(held.wait(), 30)
+        assert not server.sent and not sent
+        let_go_s = time.perf_counter()
+        go.set()
+        events = await task
+    (sent_s,) = sent
+    assert let_go_s <= sent_s <= server.sent[0].stamps_s[0]
+    assert all(event.at_s >= sent_s for event in events)
 
 
 async def until_abandoned(server: MockServer) -> None:

@@ -4,7 +4,8 @@ Owns: open and closed loops, one request's record, the send lag, timeouts. All t
 start of the run, on one clock. Does not know: what is a good figure (figures.py) or which requests to send.
 
 In an open loop the schedule never waits for an answer, and latency counts from the scheduled instant, so that
-a server that falls behind cannot slow down the questions that show it.
+a server that falls behind cannot slow down the questions that show it. What is needed before one can be sent
+(a connection, the bytes of the request) is made ahead of that instant.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from enum import StrEnum
 from edgeserve.bench.prompts import ChatMessages
 from edgeserve.client import Client
 from edgeserve.errors import EdgeserveError, RequestTimeoutError
+from edgeserve.http_stream import Sending
 from edgeserve.metrics import Timeline
 from edgeserve.stream_events import EventKind, RemoteError, StreamEvent, Timings, Usage
 
 SPIN_S = 0.002
+# Enough for a connection to a server near by, short enough for no server to tire of waiting on it.
+AHEAD_S = 0.1
 POLL_S = 0.1
 
 
@@ -122,6 +126,10 @@ class _Draft:
     def arrival_s(self) -> float:
         return self.sent_s if self.request.at_s is None else self.request.at_s
 
+    def sent(self, at_s: float) -> None:
+        """Its bytes are about to be written; until then `sent_s` is when they should be."""
+        self.sent_s = at_s
+
     def take(self, event: StreamEvent, start_s: float) -> None:
         if event.is_output:
             self.stamps_s.append(event.at_s - start_s)
@@ -177,15 +185,16 @@ class Runner:
         return time.perf_counter() - self._start_s
 
     async def send(self, request: Request, on_output: Callable[[int], None] | None = None) -> Record:
-        """Never raises for what the server does. `on_output` is called with the number of chunks so far."""
-        draft = _Draft(request, self.now_s())
+        """At its `at_s`, or at once. Never raises for what the server does. `on_output` is called with the
+        number of chunks so far."""
+        draft = _Draft(request, max(self.now_s(), request.at_s or 0.0))
         self._drafts.append(draft)
         self._tell()
         record = draft.finish(draft.sent_s, Outcome.CANCELLED)
         try:
             record = await self._send(draft, on_output)
         except asyncio.CancelledError:
-            record = draft.finish(self.now_s(), Outcome.CANCELLED)
+            record = draft.finish(max(self.now_s(), draft.sent_s), Outcome.CANCELLED)
             raise
         finally:
             self.records.append(record)
@@ -209,7 +218,7 @@ class Runner:
                 at_s = request.at_s or 0.0
                 if at_s >= measured_until_s and all(task.done() for task in measured):
                     break
-                await self.until(at_s)
+                await self.until(at_s - AHEAD_S)
                 is_measured = at_s < measured_until_s
                 (measured if is_measured else others).append(asyncio.create_task(self.send(request)))
                 self.is_cut_short = is_hopeless(self)
@@ -255,9 +264,16 @@ class Runner:
 
     async def _send(self, draft: _Draft, on_output: Callable[[int], None] | None) -> Record:
         request = draft.request
-        stream = self._client.chat_stream(request.messages, max_tokens=request.max_tokens, **self._params)
+        at_s = request.at_s or 0.0
+        stream = self._client.chat_stream(
+            request.messages,
+            Sending(lambda: self.until(at_s), lambda sent_s: draft.sent(sent_s - self._start_s)),
+            max_tokens=request.max_tokens,
+            **self._params,
+        )
+        timeout_s = self._timeout_s + max(0.0, at_s - self.now_s())
         try:
-            async with asyncio.timeout(self._timeout_s), aclosing(stream) as events:
+            async with asyncio.timeout(timeout_s), aclosing(stream) as events:
                 async for event in events:
                     draft.take(event, self._start_s)
                     if event.is_output and on_output is not None:
@@ -265,6 +281,8 @@ class Runner:
         except (TimeoutError, RequestTimeoutError):
             return replace(draft.finish(self.now_s(), Outcome.TIMEOUT), code="timeout")
         except EdgeserveError as error:
+            # A connection that is refused ahead of time is a request that failed when it was due.
+            await self.until(at_s)
             return _failed(draft.finish(self.now_s(), Outcome.ERROR), error)
         return draft.finish(self.now_s(), Outcome.OK if draft.stamps_s else Outcome.EMPTY)
 

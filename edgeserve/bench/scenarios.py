@@ -17,7 +17,7 @@ from edgeserve.bench.figures import is_good
 from edgeserve.bench.lane import Lane
 from edgeserve.bench.options import BenchOptions, Scenario
 from edgeserve.bench.prompts import PromptMaker, with_answer
-from edgeserve.bench.runner import Record, Request, Runner
+from edgeserve.bench.runner import AHEAD_S, Record, Request, Runner
 from edgeserve.bench.workload import Planned, Shape
 from edgeserve.metrics import SLO
 
@@ -171,8 +171,11 @@ def probe(options: BenchOptions) -> Case:
 
 
 async def _send_at(runner: Runner, request: Request, group: asyncio.TaskGroup) -> None:
-    await runner.until(request.at_s or 0.0)
+    """Returns when it is due; what sending it takes is made ready before."""
+    at_s = request.at_s or 0.0
+    await runner.until(at_s - AHEAD_S)
     group.create_task(runner.send(request))
+    await runner.until(at_s)
 
 
 def turns(options: BenchOptions) -> Case:

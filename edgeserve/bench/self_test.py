@@ -1,7 +1,8 @@
 """What this client itself costs: the same code against a server that does nothing.
 
 Owns: a null server on loopback that answers every request with a fixed stream at once, and the two figures
-that follow. Does not know: benchmarks. A figure of the same size as these says more about the client.
+that follow. Does not know: benchmarks. A figure of the same size as these says more about the client; a TTFT
+less so, since it counts from the writing of the request and not from the call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: clos
 
 @dataclass(frozen=True)
 class ClientCost:
-    """Medians over a few requests: the smallest TTFT that can be measured, and the time to take one chunk."""
+    """Medians over a few requests: from the call to the first token, and the time to take one chunk."""
 
     ttft_s: float
     chunk_s: float

@@ -31,7 +31,8 @@ NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def load_result() -> Iterator[BenchResult]:
-    with MockServer(caching_script()).running() as server:
+    # Apart in time: chunks that arrive in one piece have no gap between them.
+    with MockServer(caching_script(gap_s=0.05)).running() as server:
         server.pages["/props"] = {
             "chat_template": "secret",
             "total_slots": 2,

@@ -122,13 +122,30 @@ async def test_nobody_there_is_an_error_of_the_request() -> None:
     assert (record.outcome, record.code) == (Outcome.ERROR, "ServerUnreachableError")
 
 
+async def test_a_refused_connection_fails_when_the_request_was_due() -> None:
+    """It is made ahead of time; a request does not end before its arrival."""
+    async with Client("http://127.0.0.1:1", model="m") as client:
+        record = await Runner(client, {}, 1.0).send(request(0, 1, 0.2))
+    assert record.code == "ServerUnreachableError"
+    assert record.arrival_s == record.sent_s == 0.2 <= record.end_s
+
+
+async def test_nothing_is_sent_before_its_instant(server: MockServer) -> None:
+    async with Client(server.url, model="m") as client:
+        runner = Runner(client, {}, 20.0)
+        await runner.open_loop([request(0, 1, 0.05), request(1, 1, 0.25)], 100.0)
+    for record in runner.records:
+        assert record.scheduled_s is not None
+        assert record.scheduled_s <= record.sent_s <= record.stamps_s[0]
+
+
 async def test_an_open_loop_does_not_wait_for_answers(server: MockServer) -> None:
     """The server answers nobody before all ten have asked; what they wait counts from their schedule."""
     server.script = lambda body: mock.answer(1, until=lambda: len(server.sent) == 10)
     async with Client(server.url, model="m") as client:
         runner = Runner(client, {}, 20.0)
         await runner.open_loop([request(index, 1, index * 0.02) for index in range(10)], 100.0)
-    assert [record.index for record in sorted(runner.records, key=lambda r: r.sent_s)] == list(range(10))
+    assert sorted(record.index for record in runner.records) == list(range(10))
     for record in runner.records:
         assert record.is_ok
         assert record.send_lag_s is not None
