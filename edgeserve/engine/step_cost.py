@@ -14,8 +14,12 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-CHUNK_SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Prompt tokens that a step may carry. The first is the floor: a prompt always makes progress."""
+CHUNK_SIZES = (
+    8, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512,
+    640, 768, 896, 1024, 1280, 1536, 1792, 2048,
+)  # fmt: skip
+"""Prompt tokens that a step may carry, near enough to each other that little of a target stays unused. The
+first is the floor: a prompt always makes progress."""
 
 IDLE_STEP_S = 0.5
 """The longest step with nobody decoding: it delays newcomers and cancellations, and no token."""
@@ -30,7 +34,7 @@ _FIRST_CHUNK = 32
 _UP, _DOWN = 0.5, 0.2
 _OUTLIER = 3.0
 _CLEARLY = 0.9
-_FORGET_STEPS = 25
+_FORGET_STEPS = 40
 """After so many steps with prompts, a size that was not used is believed to cost per token what the nearest
 used one does, if that is less, and is learned anew: one hiccup must not keep a size out for ever. It costs
 one step in so many."""
@@ -113,9 +117,9 @@ class StepCost:
         return min(limit, max(fast, default=CHUNK_SIZES[0]))
 
     def _reachable(self) -> tuple[int, ...]:
-        """Sizes up to one beyond the largest tried: a longer jump would rest on no measurement."""
-        largest = CHUNK_SIZES.index(max(self._per_token_s))
-        return CHUNK_SIZES[: largest + 2]
+        """Sizes up to a half beyond the largest tried: a longer jump would rest on no measurement."""
+        most = 1.5 * max(self._per_token_s)
+        return tuple(size for size in CHUNK_SIZES if size <= most)
 
     def _prefill_token_s(self, size: int) -> float:
         if not self._per_token_s:
