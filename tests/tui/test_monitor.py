@@ -42,7 +42,9 @@ async def test_values_on_the_screen_are_those_of_the_endpoints(live, monkeypatch
         await until_shown(pilot, f"{done.view.num_prompt:,} (")
         assert app.feed.facts.model in screen_text(app)
         assert app.feed.latest.totals.output_tokens == live.metric("edgeserve_generation_tokens_total")
-        assert app.query_one(StepTimeline).steps[-1].number == live.metric("edgeserve_decode_calls_total")
+        # The charts follow once a second, behind the rows and the cells.
+        timeline, num_steps = app.query_one(StepTimeline), live.metric("edgeserve_decode_calls_total")
+        await until(pilot, lambda: bool(timeline.steps) and timeline.steps[-1].number == num_steps, "for it")
         await until_shown(pilot, "╌ target 80.0 ms")  # as /props has it
         steps = [step for step in live.state.engine_stats().recent_steps if step.step > num_before]
         decodes = [step for step in steps if step.num_decode_tokens]
