@@ -69,7 +69,7 @@ class Admission:
         )
 
     def _over_budget(self, queued: list[Sequence], num_tokens: int, speeds: Speeds) -> QueueFullError:
-        *others, newest = queued
+        newest, others = queued[-1], list(self._scheduler.waiting)[1 - len(queued) :]
         excess, num_to_leave = num_tokens - self._max_waiting_tokens, 0
         while excess > 0 and num_to_leave < len(others):
             excess -= others[num_to_leave].num_prompt_tokens
@@ -90,7 +90,7 @@ class Admission:
 
     def past_deadline(self, now_s: float) -> Iterator[tuple[Sequence, RequestError]]:
         """Who has a deadline that has passed, waiting or running."""
-        for sequence in (*self._scheduler.waiting, *self._scheduler.running):
+        for sequence in (*self._scheduler.waiting.by_arrival(), *self._scheduler.running):
             limit_s = sequence.request.urgency.deadline_s
             if limit_s is not None and now_s - sequence.request.arrival_s >= limit_s:
                 words = f"The deadline of {limit_s * 1e3:g} ms passed {_where(sequence)}."
@@ -98,22 +98,26 @@ class Admission:
 
     def past_patience(self, now_s: float, speeds: Speeds) -> Iterator[tuple[Sequence, RequestError]]:
         """Who has waited as long as it may. Asked after admission: what finds a slot waits no longer."""
-        starts_s: list[float] | None = None
-        for index, sequence in enumerate(tuple(self._scheduler.waiting)):
-            own_s = sequence.request.urgency.max_queue_s
-            limit_s = self._max_queue_s if own_s is None else min(own_s, self._max_queue_s)
-            if now_s - sequence.request.queued_s < limit_s:
-                continue
-            starts_s = self.starts_s(speeds) if starts_s is None else starts_s
+        late = [
+            (sequence, limit_s)
+            for sequence in self._scheduler.waiting.by_arrival()
+            if now_s - sequence.request.queued_s >= (limit_s := self._patience_s(sequence))
+        ]
+        starts_s = dict(zip(self._scheduler.waiting, self.starts_s(speeds), strict=True)) if late else {}
+        for sequence, limit_s in late:
             cause, words = self._cause(sequence)
             yield (
                 sequence,
                 QueueTimeoutError(
                     f"The request waited {limit_s * 1e3:g} ms, as long as it may, for {words}.",
-                    max(_LEAST_RETRY_S, starts_s[index]),
+                    max(_LEAST_RETRY_S, starts_s[sequence]),
                     cause=cause,
                 ),
             )
+
+    def _patience_s(self, sequence: Sequence) -> float:
+        own_s = sequence.request.urgency.max_queue_s
+        return self._max_queue_s if own_s is None else min(own_s, self._max_queue_s)
 
     # -- looking ahead --------------------------------------------------------------------------------------
 

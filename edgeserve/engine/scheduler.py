@@ -130,10 +130,10 @@ class Scheduler:
     def queued(self, newest: Sequence) -> list[Sequence]:
         """The sequences that would wait if `newest` were added, without those that free slots will take at
         the next step."""
-        waiting = [*self.waiting, newest]
-        has_cells = not self.kv_cache.num_missing_cells(waiting[0])
-        num_free = len(self.kv_cache.slots) - len(self.running) if has_cells else 0
-        return waiting[num_free:]
+        num_free = len(self.kv_cache.slots) - len(self.running)
+        if num_free and self.kv_cache.num_missing_cells(self.waiting.head if self.waiting else newest):
+            num_free = 0
+        return [*(self.waiting if num_free else self.waiting.by_arrival()), newest][num_free:]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits: its prompt and cap are within `n_ctx_seq` (checked at the front)."""

@@ -81,6 +81,11 @@ class WaitingQueue:
         while rest:
             yield rest.pop()
 
+    def by_arrival(self) -> list[Sequence]:
+        """All that wait, interactive ones first: for who only counts them, since the order of admission takes
+        longer to find."""
+        return [*self._interactive.sequences.values(), *self._batch.sequences.values()]
+
     @property
     def head(self) -> Sequence:
         """The next to be admitted. There must be one."""
