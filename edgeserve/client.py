@@ -21,18 +21,20 @@ last event, of kind ERROR, so that what came before it stays usable.
 from __future__ import annotations
 
 import asyncio
-import json
+import math
+import ssl
 import time
+from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
 
-from edgeserve.errors import RequestTimeoutError, ServerUnreachableError, UsageError
-from edgeserve.http_stream import AT_ONCE, CONNECT_TIMEOUT_S, Answer, Sending, exchange
+from edgeserve.errors import RequestError, UsageError
+from edgeserve.http_stream import AT_ONCE, Answer, Sending, exchange
 from edgeserve.stream_events import (
     EventKind,
     RemoteError,
@@ -45,6 +47,9 @@ from edgeserve.stream_events import (
 
 Message = Mapping[str, Any]
 DRAIN_TIMEOUT_S = 0.5
+# Once the status is known, so much of an error's body and so long for it: more would tell nobody anything.
+ERROR_BODY_TIMEOUT_S = 5.0
+MAX_ERROR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,43 @@ def server_root(base_url: str) -> str:
     url = base_url.strip()
     if "://" not in url:
         url = f"http://{url}"
-    url = url.rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
         parsed = httpx2.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.host or "?" in url or "#" in url:
         raise UsageError(f"{base_url!r} is not a server address.", "Write http://host:port.")
-    return url
+    return str(parsed).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _authorization(url: httpx2.URL, api_key: str | None) -> dict[str, str]:
+    """For the user whom the address names, else for the key: the header has room for one of them."""
+    if url.userinfo:
+        pair = f"{url.username}:{url.password}".encode()
+        return {"Authorization": f"Basic {b64encode(pair).decode('ascii')}"}
+    if not api_key:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
+        raise UsageError("The API key has characters that no header can carry.", "Is it copied as a whole?")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _tls_context() -> ssl.SSLContext:
+    try:
+        return httpx2.create_ssl_context()
+    except OSError as error:
+        raise UsageError(
+            f"The trusted certificates cannot be read: {error}.", "Look at SSL_CERT_FILE and SSL_CERT_DIR."
+        ) from error
 
 
 class Client:
     """One server. Use it as an async context manager, or call `aclose`.
+
+    `base_url` may name a user (`http://user:password@host`), who then goes into every request instead of the
+    key, and nowhere else. For https, SSL_CERT_FILE and SSL_CERT_DIR replace the system's certificates.
+    Proxies of the environment are not used. Every request has a connection of its own: some servers close
+    kept ones without a word, and what is lost that way would have to be sent again, which this never does.
 
     `model` goes into requests that name none; without it the first model that the server lists is taken.
     `read_timeout_s` bounds the silence between two pieces of a stream (None: wait for as long as it takes,
@@ -94,25 +124,15 @@ class Client:
         read_timeout_s: float | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.root = server_root(base_url)
+        address = httpx2.URL(server_root(base_url))
+        self.root = str(address.copy_with(userinfo=b"")).rstrip("/")
         self.model = model
         self._clock = clock
         self._read_timeout_s = read_timeout_s
-        is_tls = self.root.startswith("https:")
-        self._tls = httpx2.create_ssl_context(trust_env=False) if is_tls else None
+        self._tls = _tls_context() if address.scheme == "https" else None
         # Identity: compressed bytes would be stamped when a block fills up, not when a token is sent.
-        headers = {"Accept-Encoding": "identity"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
-        self._http = httpx2.AsyncClient(
-            headers=headers,
-            timeout=httpx2.Timeout(read_timeout_s, connect=CONNECT_TIMEOUT_S),
-            # A connection each, as for streams: llama-server closes some kept ones without a word, and a
-            # request that is lost that way would have to be sent again, which this client never does.
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-            verify=self._tls or True,
-        )
+        own = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "edgeserve"}
+        self._headers = own | _authorization(address, api_key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,7 +143,7 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        """Nothing is kept open between requests."""
 
     async def chat_stream(
         self, messages: Sequence[Message], sending: Sending = AT_ONCE, /, **params: object
@@ -154,7 +174,7 @@ class Client:
         """GET a path below the server's root as server-sent events (`/events`): the data of each, comments
         left out, until the server ends the stream."""
         decoder = SSEDecoder()
-        async with self._send(self._http.build_request("GET", self.root + path)) as answer:
+        async with self._send(self._request("GET", path)) as answer:
             async for _, data in answer.pieces:
                 for is_comment, text in decoder.feed(data):
                     if not is_comment:
@@ -162,10 +182,7 @@ class Client:
 
     async def post_json(self, path: str, body: Mapping[str, object]) -> Any:
         """POST a JSON object to a path below the server's root, and parse the answer."""
-        with self._named_errors():
-            response = await self._http.post(self.root + path, json=dict(body))
-        _raise_for_status(response)
-        return _parse(response)
+        return _parse(await self._whole(self._request("POST", path, body)))
 
     async def models(self) -> list[ModelInfo]:
         """GET /v1/models."""
@@ -192,10 +209,16 @@ class Client:
         return self.model
 
     async def _get(self, path: str) -> httpx2.Response:
-        with self._named_errors():
-            response = await self._http.get(self.root + path)
-        _raise_for_status(response)
-        return response
+        return await self._whole(self._request("GET", path))
+
+    async def _whole(self, request: httpx2.Request) -> httpx2.Response:
+        async with self._send(request) as answer:
+            body = b"".join([data async for _, data in answer.pieces])
+            return _response(answer, body, request)
+
+    def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> httpx2.Request:
+        json_body = None if body is None else dict(body)
+        return httpx2.Request(method, self.root + path, headers=self._headers, json=json_body)
 
     async def _stream(
         self, path: str, body: Mapping[str, object], sending: Sending = AT_ONCE
@@ -204,7 +227,7 @@ class Client:
         if fields.get("model") is None:
             fields["model"] = await self.default_model()
         fields = {name: value for name, value in fields.items() if value is not None}
-        request = self._http.build_request("POST", self.root + path, json=fields)
+        request = self._request("POST", path, fields)
         async with self._send(request, sending) as answer, aclosing(self._events(answer)) as events:
             async for event in events:
                 yield event
@@ -220,7 +243,7 @@ class Client:
         at_s = self._clock()
         async for at_s, data in answer.pieces:
             for event in _typed(decoder.feed(data), at_s):
-                is_finished = is_finished or event.kind is EventKind.FINISH
+                is_finished = is_finished or event.kind in (EventKind.FINISH, EventKind.DONE)
                 yield event
         for event in _typed(decoder.flush(), at_s):
             is_finished = is_finished or event.kind in (EventKind.FINISH, EventKind.DONE)
@@ -238,28 +261,15 @@ class Client:
             tls=self._tls,
         )
         async with exchanging as answer:
-            if answer.status >= 400:
-                body = b"".join([data async for _, data in answer.pieces])
-                _raise_for_status(httpx2.Response(answer.status, headers=answer.headers, content=body))
+            if answer.status >= 300:
+                _raise_for_status(_response(answer, await _error_body(answer), request))
             yield answer
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise ServerUnreachableError(
-                f"No server answers at {self.root}.", "Is it running, and is this its address?"
-            ) from error
-        except httpx2.TimeoutException as error:
-            raise RequestTimeoutError(f"{self.root} stayed silent for longer than allowed.") from error
-        except httpx2.TransportError as error:
-            raise StreamBrokenError(f"The connection to {self.root} broke: {error}.") from error
 
 
 async def _read_to_end(events: AsyncIterator[StreamEvent]) -> None:
-    """Let the server end its answer in its own way: hanging up on the last bytes looks like leaving."""
-    with suppress(TimeoutError):
+    """Let the server end its answer in its own way: hanging up on the last bytes looks like leaving. It has
+    said that it is done, so that nothing can go wrong any more."""
+    with suppress(TimeoutError, RequestError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             async for _ in events:
                 pass
@@ -273,27 +283,52 @@ def _typed(decoded: Iterator[tuple[bool, str]], at_s: float) -> Iterator[StreamE
             yield from read_event(text, at_s)
 
 
+async def _error_body(answer: Answer) -> bytes:
+    """What can be had of it: the status tells more than a body that is cut off, and must not be lost with
+    it. Servers that refuse a long request are known to hang up while it is still being sent."""
+    body = b""
+    with suppress(TimeoutError, RequestError):
+        async with asyncio.timeout(ERROR_BODY_TIMEOUT_S):
+            async for _, data in answer.pieces:
+                body += data
+                if len(body) > MAX_ERROR_BYTES:
+                    break
+    return body
+
+
+def _response(answer: Answer, body: bytes, request: httpx2.Request) -> httpx2.Response:
+    """The answer with its body, uncompressed; as it came where it is not what its header says."""
+    try:
+        return httpx2.Response(answer.status, headers=answer.headers, content=body, request=request)
+    except httpx2.DecodingError:
+        return httpx2.Response(answer.status, content=body, request=request)
+
+
 def _raise_for_status(response: httpx2.Response) -> None:
-    if response.status_code < 400:
-        return
+    status = response.status_code
+    if response.has_redirect_location:
+        # Not followed: a key must not travel to wherever a server points, nor a measurement.
+        message = f"The server redirects to {response.headers['Location']}: give that address instead."
+        raise RemoteError(message, status=status)
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         body = response.text[:500]
-    raise read_error(body, response.status_code, _retry_after_s(response.headers.get("Retry-After")))
+    raise read_error(body, status, _retry_after_s(response.headers.get("Retry-After")))
 
 
 def _retry_after_s(header: str | None) -> float | None:
     try:
-        return float(header) if header else None
+        wait_s = float(header) if header else math.nan
     except ValueError:
         return None  # the HTTP-date form; nobody in this field sends it
+    return wait_s if 0 <= wait_s < math.inf else None
 
 
 def _parse(response: httpx2.Response) -> Any:
     try:
         return response.json()
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RemoteError(f"{response.url} did not answer with JSON.", status=502) from error
 
 

@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
 # A reader that is slower than the server must not make this process hold all of an answer.
 _MAX_HELD_BYTES = 1 << 20
+# Cookies and policies come to more than the 16 KiB that h11 allows by itself.
+_MAX_HEAD_BYTES = 100 << 10
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,24 @@ async def _connect(
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, wire = await asyncio.get_running_loop().create_connection(
                 lambda: _Wire(_origin(url), clock, read_timeout_s),
-                url.host,
-                url.port or (80 if tls is None else 443),
+                url.raw_host.decode("ascii"),
+                (80 if tls is None else 443) if url.port is None else url.port,
                 ssl=tls,
+                # asyncio forgets who is cancelled right before the greeting: that ends the connection then.
+                ssl_handshake_timeout=None if tls is None else CONNECT_TIMEOUT_S,
                 happy_eyeballs_delay=_NEXT_ADDRESS_S,
             )
-    except OSError as error:
+    except ssl.SSLCertVerificationError as error:
+        raise ServerUnreachableError(
+            f"The certificate of {_origin(url)} is not trusted: {error.verify_message}.",
+            "SSL_CERT_FILE can name a file with the one that is to be trusted.",
+        ) from error
+    except ssl.SSLError as error:
+        raise ServerUnreachableError(
+            f"{_origin(url)} does not speak TLS as it is understood here: {error.reason}.",
+            "Is it http and not https?",
+        ) from error
+    except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
         raise ServerUnreachableError(
             f"No server answers at {_origin(url)}.", "Is it running, and is this its address?"
         ) from error
@@ -182,7 +196,7 @@ class _Reader:
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire
-        self._http = h11.Connection(h11.CLIENT)
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._at_s = 0.0
 
     def request_bytes(self, request: httpx2.Request) -> bytes:
@@ -193,26 +207,38 @@ class _Reader:
 
     async def head(self) -> h11.Response:
         while not isinstance(event := self._next_event(), h11.Response):
-            if isinstance(event, h11.ConnectionClosed):
+            if event is h11.NEED_DATA and not await self._receive():
                 raise StreamBrokenError(f"{self._wire.origin} closed the connection without an answer.")
-            if event is h11.NEED_DATA:
-                await self._receive()
         return event
 
     async def pieces(self) -> AsyncGenerator[tuple[float, bytes], None]:
-        while True:
-            data = b""
-            while isinstance(event := self._next_event(), h11.Data):
-                data += event.data
-            if data:
-                yield self._at_s, data
-            if event is not h11.NEED_DATA:
-                return
-            await self._receive()
+        is_over = False
+        while not is_over:
+            found: list[bytes] = []
+            broken: StreamBrokenError | None = None
+            try:
+                is_over = self._take(found)
+            except StreamBrokenError as error:
+                broken = error
+            # First what came before the fault: it is as good as if the fault had come later.
+            if found:
+                yield self._at_s, b"".join(found)
+            if broken is not None:
+                raise broken
+            if not is_over:
+                await self._receive()
 
-    async def _receive(self) -> None:
+    def _take(self, found: list[bytes]) -> bool:
+        """Add what of the body has come; whether that was the end of it."""
+        while isinstance(event := self._next_event(), h11.Data):
+            found.append(event.data)
+        return event is not h11.NEED_DATA
+
+    async def _receive(self) -> bool:
+        """Whether anything came; if not, that was the end."""
         self._at_s, data = await self._wire.read()
         self._http.receive_data(data)
+        return bool(data)
 
     def _next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from edgeserve.errors import RequestError
 
-# A line that never ends would otherwise fill the memory of whoever reads it.
+# A line, or an event of lines, that never ends would otherwise fill the memory of whoever reads it.
 MAX_LINE_CHARS = 16 * 1024 * 1024
+# JSON can name one half of a surrogate pair, which nothing could print, keep or send again.
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class RemoteError(RequestError):
@@ -137,42 +142,62 @@ class SSEDecoder:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
-        self._rest = ""
+        self._rest: list[str] = []  # pieces of a line that is not complete: joined once, however many
+        self._num_rest_chars = 0
         self._data: list[str] = []
+        self._num_data_chars = 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bool, str]]:
-        self._rest += self._decoder.decode(chunk)
-        # A CR at the end may be half of a CRLF: it stays until the next bytes tell.
-        held = "\r" if self._rest.endswith("\r") else ""
-        lines = self._rest.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-        self._rest = lines.pop() + held
-        if len(self._rest) > MAX_LINE_CHARS:
-            raise StreamBrokenError("The server sent a line without an end.")
-        for line in lines:
+        text = self._decoder.decode(chunk)
+        had_half = bool(text) and "".join(self._rest[-1:]).endswith("\r")
+        is_line_over = had_half or "\n" in text or "\r" in text
+        self._keep(text)
+        for line in self._lines() if is_line_over else ():
             yield from self._line(line)
+        if self._num_rest_chars > MAX_LINE_CHARS or self._num_data_chars > MAX_LINE_CHARS:
+            raise StreamBrokenError("The server sent a line or an event without an end.")
+
+    def _keep(self, text: str) -> None:
+        self._rest.append(text)
+        self._num_rest_chars += len(text)
+
+    def _lines(self) -> list[str]:
+        text = self._take_rest()
+        # A CR at the end may be half of a CRLF: it stays until the next bytes tell.
+        held = "\r" if text.endswith("\r") else ""
+        lines = text.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        self._keep(lines.pop() + held)
+        return lines
+
+    def _take_rest(self) -> str:
+        text = "".join(self._rest)
+        self._rest, self._num_rest_chars = [], 0
+        return text
 
     def flush(self) -> Iterator[tuple[bool, str]]:
-        last = (self._rest + self._decoder.decode(b"", final=True)).removesuffix("\r")
-        self._rest = ""
+        self._keep(self._decoder.decode(b"", final=True))
+        last = self._take_rest().removesuffix("\r")
         yield from self._line(last) if last else ()
         yield from self._line("")
 
     def _line(self, line: str) -> Iterator[tuple[bool, str]]:
         if not line:
             if self._data:
-                yield False, "\n".join(self._data)
-                self._data = []
+                data = "\n".join(self._data)
+                self._data, self._num_data_chars = [], 0
+                yield False, data
             return
         if line.startswith(":"):
             yield True, line[1:].strip()
             return
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
+        if field == "error":
+            # Older llama-server builds name the field `error` instead of sending an error object as data.
+            field, value = "data", f'{{"error": {value}}}'
         if field == "data":
             self._data.append(value)
-        elif field == "error":
-            # Older llama-server builds name the field `error` instead of sending an error object as data.
-            self._data.append(f'{{"error": {value}}}')
+            self._num_data_chars += len(value) + 1
 
 
 def read_event(data: str, at_s: float) -> Iterator[StreamEvent]:
@@ -182,7 +207,7 @@ def read_event(data: str, at_s: float) -> Iterator[StreamEvent]:
         return
     try:
         chunk = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
         yield StreamEvent(EventKind.UNKNOWN, at_s, text=data)
@@ -261,9 +286,9 @@ def read_timings(value: object) -> Timings | None:
         predicted_n=_int(value.get("predicted_n")),
         predicted_ms=_float(value.get("predicted_ms")),
         extra={
-            name: float(number)
-            for name, number in value.items()
-            if name not in _TIMING_FIELDS and isinstance(number, int | float)
+            name: number
+            for name, each in value.items()
+            if name not in _TIMING_FIELDS and (number := _optional_float(each)) is not None
         },
     )
 
@@ -301,11 +326,22 @@ def _list(value: object) -> list[dict[str, Any]]:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    if not isinstance(value, str):
+        return ""
+    return value if value.isascii() else _HALF_CHARACTER.sub("\ufffd", value)
 
 
 def _float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    number = _optional_float(value)
+    return 0.0 if number is None else number
+
+
+def _optional_float(value: object) -> float | None:
+    """None for what is no number, among it what Python's JSON knows as NaN and Infinity."""
+    with suppress(OverflowError):  # a whole number of hundreds of digits
+        if isinstance(value, int | float) and math.isfinite(number := float(value)):
+            return number
+    return None
 
 
 def _int(value: object) -> int:
@@ -313,5 +349,5 @@ def _int(value: object) -> int:
 
 
 def _optional_int(value: object, key: str) -> int | None:
-    number = value.get(key) if isinstance(value, dict) else None
-    return int(number) if isinstance(number, int | float) else None
+    number = _optional_float(value.get(key)) if isinstance(value, dict) else None
+    return None if number is None else int(number)

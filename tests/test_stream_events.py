@@ -64,10 +64,48 @@ def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(stream_events, "MAX_LINE_CHARS", 100)
     with pytest.raises(StreamBrokenError):
         decode([b"data: " + b"x" * 101])
+    with pytest.raises(StreamBrokenError):
+        decode([b"data: xxxx\n"] * 21)
+    assert decode([b"data: xxxx\n\n"] * 21) == [(False, "xxxx")] * 21
+
+
+def test_a_long_line_in_many_pieces_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, taken = SSEDecoder(), []
+    take = decoder._take_rest
+    monkeypatch.setattr(decoder, "_take_rest", lambda: taken.append(1) or take())
+    pieces = [b"data: ", *[b"x" * 9] * 1000, b"\r", b"\n", b"\r\n"]
+    assert [event for piece in pieces for event in decoder.feed(piece)] == [(False, "x" * 9000)]
+    assert len(taken) == 3
 
 
 def events(payload: object) -> list[StreamEvent]:
     return list(read_event(payload if isinstance(payload, str) else json.dumps(payload), 1.5))
+
+
+@pytest.mark.parametrize("data", ["[" * 200_000, "9" * 5000, "{"])
+def test_what_cannot_be_read_is_kept_as_text(data: str) -> None:
+    (event,) = read_event(data, 1.5)
+    assert (event.kind, event.text) == (EventKind.UNKNOWN, data)
+
+
+def test_numbers_that_are_none() -> None:
+    text = '{"choices": [{"index": 1e999, "delta": {"content": "x"}}], "usage": {"completion_tokens": NaN}}'
+    output, usage = read_event(text, 1.5)
+    assert (output.choice, output.text) == (0, "x")
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == 0
+    (timings,) = read_event(
+        f'{{"timings": {{"predicted_n": {"9" * 400}, "cache_n": -Infinity, "x": NaN}}}}', 1.5
+    )
+    assert timings.timings is not None
+    assert (timings.timings.predicted_n, timings.timings.cache_n, timings.timings.extra) == (0, None, {})
+
+
+def test_half_a_character_becomes_one_that_can_be_printed_and_sent() -> None:
+    (event,) = events(chat({"content": "a\ud83d"}))
+    assert event.text == "a\ufffd"
+    (event,) = events(chat({"content": "\U0001f600"}))
+    assert event.text == "\U0001f600"
 
 
 def chat(delta: dict[str, object], **more: object) -> dict[str, object]:
