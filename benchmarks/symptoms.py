@@ -38,7 +38,7 @@ from edgeserve.errors import EdgeserveError
 from edgeserve.ink import Ink
 
 NOTHING = "nothing: healthy"
-SHALLOW_TOKENS, DEEP_TOKENS = 32, 1300
+SHALLOW_TOKENS, DEEP_TOKENS = 32, 3000
 
 
 @dataclass
@@ -203,7 +203,7 @@ def cases() -> Iterator[tuple[str, str, Sequence[str], Callable[[str], Observed]
     """Symptom, rule, the server's options, and the way to see it."""
     for situation in SITUATIONS:
         yield situation.symptom, situation.rule, situation.serve, partial(look, situation=situation)
-    serve = ("-c", "2048", "-np", "1", "-fa", "on")
+    serve = ("-c", "4096", "-np", "1", "-fa", "on")
     yield "decode slower as the chat grows", "slow at depth", serve, observe_depth
 
 

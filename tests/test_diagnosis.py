@@ -156,6 +156,16 @@ def test_what_only_resembles_a_symptom_is_not_one(changes: dict[str, Any]) -> No
     assert diagnose(replace(HEALTHY, **changes)) == []
 
 
+def test_stalls_too_rare_for_a_percentile_show_in_the_mean() -> None:
+    """Two gaps of two seconds among two hundred of 12 ms, as prompts computed whole leave them."""
+    rare = replace(HEALTHY, num_gaps=201, gap_p99_s=0.03, gap_mean_s=0.032, stalled_share=0.6)
+    [found] = diagnose(rare)
+    assert found.rule == "stalls"
+    assert "32.0 ms on average" in found.sentence
+    even = replace(rare, gap_p50_s=0.03)
+    assert diagnose(even) == [], "slow, but evenly so"
+
+
 def test_more_sequences_are_not_suggested_where_no_cells_are_left() -> None:
     queueing = PROVOKING["queueing"]
     assert "-np" in only(replace(HEALTHY, **queueing)).remedy

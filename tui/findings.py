@@ -87,7 +87,13 @@ def _first_tokens(recent: Sequence[Ttft]) -> dict[str, Any]:
 def _gaps(history: History, at_s: float) -> dict[str, Any]:
     gaps = history.gaps(at_s)
     decodes = _mean(step.num_decode for step in history.gap_steps(at_s))
-    return {"num_gaps": gaps.n, "gap_p50_s": gaps.p50, "gap_p99_s": gaps.p99, "decodes_per_step": decodes}
+    return {
+        "num_gaps": gaps.n,
+        "gap_p50_s": gaps.p50,
+        "gap_p99_s": gaps.p99,
+        "gap_mean_s": gaps.mean,
+        "decodes_per_step": decodes,
+    }
 
 
 def _between(first: Moment, last: Moment) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from edgeserve.ink import format_ms, significant
 MIN_REQUESTS, MIN_GAPS = 3, 50
 SLOW_FIRST_TOKEN_S = 2.0
 MOSTLY, HARDLY = 0.5, 0.3
-UNEVEN_GAPS, WORTH_A_LINE = 3.0, 0.1
+UNEVEN_GAPS, FAR_FROM_MIDDLE, WORTH_A_LINE = 3.0, 1.5, 0.1
 BUSY, IDLE = 0.9, 0.6
 CELLS_FULL, MUCH_EVICTED = 0.9, 0.1
 LITTLE_BETTER, SLOWER_WITH_DEPTH = 0.8, 1.3
@@ -141,25 +141,28 @@ def _who_waits(queue: Queue) -> str:
 
 
 def stalls(seen: Observed) -> Diagnosis | None:
-    """Most gaps are fine, the longest are not, and prompts of others were in the same steps."""
-    p50, p99, share = seen.gap_p50_s, seen.gap_p99_s, seen.stalled_share
+    """Most gaps are fine, the longest are not, and prompts of others were in the same steps. Fewer than one
+    gap in a hundred shows in the mean only."""
+    p50, p99, mean, share = seen.gap_p50_s, seen.gap_p99_s, seen.gap_mean_s or 0.0, seen.stalled_share
     if p50 is None or p99 is None or share is None or (seen.num_gaps or 0) < MIN_GAPS:
         return None
-    if p99 < UNEVEN_GAPS * p50 or share < WORTH_A_LINE:
+    is_often = p99 >= UNEVEN_GAPS * p50
+    if share < WORTH_A_LINE or not (is_often or mean >= FAR_FROM_MIDDLE * p50):
         return None
+    worst = f"{format_ms(p99)} at the 99th percentile" if is_often else f"{format_ms(mean)} on average"
     target = seen.itl_target_s
     is_kept = bool(target) and p99 <= (target or 0.0)
     whose = f"the prompt of {' and '.join(seen.prefilling[:2])}" if seen.prefilling else "prompts of others"
     return Diagnosis(
         "stalls",
-        f"Gaps between tokens are {format_ms(p50)} in the middle and {format_ms(p99)} at the 99th percentile:"
-        f" steps also carry {whose}.",
+        f"Gaps between tokens are {format_ms(p50)} in the middle and {worst}: steps also carry {whose}.",
         f"{'That keeps the target; a' if is_kept else 'A'} lower --itl-target-ms makes the pieces of those"
         " prompts smaller.",
         "The long gaps come down to about the target; prompts take longer to their first token.",
         _known(
             ("gap p50", format_ms(p50)),
             ("gap p99", format_ms(p99)),
+            ("gap mean", format_ms(mean) if mean else None),
             ("gaps", seen.num_gaps),
             ("decode time stalled by prompts", _percent(share)),
             ("target", format_ms(target) if target else None),

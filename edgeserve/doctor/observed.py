@@ -61,6 +61,7 @@ class Observed:
     num_gaps: int | None = None
     gap_p50_s: float | None = None
     gap_p99_s: float | None = None
+    gap_mean_s: float | None = None
     stalled_share: float | None = None
     prefilling: tuple[str, ...] = ()
     busy_share: float | None = None

@@ -131,6 +131,7 @@ def observe(first: Scrape, last: Scrape) -> Observed:
         num_gaps=_whole(window.grown("edgeserve_inter_token_latency_seconds_count")),
         gap_p50_s=window.quantile("edgeserve_inter_token_latency_seconds", 0.5),
         gap_p99_s=window.quantile("edgeserve_inter_token_latency_seconds", 0.99),
+        gap_mean_s=window.mean("edgeserve_inter_token_latency_seconds"),
         stalled_share=_over(
             window.grown("edgeserve_request_stalled_seconds_sum"),
             window.grown("edgeserve_request_decode_seconds_sum"),
