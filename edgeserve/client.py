@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import ssl
 import time
 from base64 import b64encode
@@ -50,6 +51,8 @@ DRAIN_TIMEOUT_S = 0.5
 # Once the status is known, so much of an error's body and so long for it: more would tell nobody anything.
 ERROR_BODY_TIMEOUT_S = 5.0
 MAX_ERROR_BYTES = 1 << 20
+# Without a scheme only with a password: `name@revision` is no address.
+_USER = re.compile(r"((?:^|=)\w+://)[^\s/@]+@|(^|=)[^\s/@:=]+:[^\s/@]*@")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ def server_root(base_url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host or "?" in url or "#" in url:
         raise UsageError(f"{base_url!r} is not a server address.", "Write http://host:port.")
     return str(parsed).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def hide_user(text: str) -> str:
+    """An address, or an option with one, as it may be shown and kept: `http://***@host`."""
+    return _USER.sub(lambda found: f"{found[1] or found[2] or ''}***@", text)
 
 
 def _authorization(url: httpx2.URL, api_key: str | None) -> dict[str, str]:

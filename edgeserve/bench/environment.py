@@ -22,6 +22,7 @@ import psutil
 
 from edgeserve import host
 from edgeserve.bench.lane import Lane
+from edgeserve.client import hide_user
 from edgeserve.errors import EdgeserveError
 
 HEAD_BYTES = 1024 * 1024
@@ -107,13 +108,13 @@ def model_file(path: Path) -> dict[str, object] | None:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command as typed, with the values of key options blotted out."""
+    """The command as typed, with the values of key options and the users of addresses blotted out."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
         is_key = _KEY_OPTION.match(name) is not None
-        shown.append("***" if hide_next else f"{name}=***" if is_key and equals else argument)
+        shown.append("***" if hide_next else f"{name}=***" if is_key and equals else hide_user(argument))
         hide_next = is_key and not equals
     return shlex.join(shown)
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from edgeserve.bench.workload import Arrivals, Lengths
+from edgeserve.client import hide_user
 from edgeserve.errors import UsageError
 from edgeserve.metrics import SLO, SLO_PRESETS
 
@@ -111,7 +112,7 @@ class BenchOptions:
         return self.output or Lengths.parse(DEFAULT_LENGTHS[self.scenario][1])
 
     def public(self) -> dict[str, object]:
-        """All settings but the keys, in plain values for the report."""
+        """All settings but the keys and the users of addresses, in plain values for the report."""
         plain: dict[str, object] = {
             entry.name: _plain(getattr(self, entry.name)) for entry in fields(self) if entry.repr
         }
@@ -119,6 +120,8 @@ class BenchOptions:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, str):
+        return hide_user(value)
     if isinstance(value, SLO):
         return {entry.name: getattr(value, entry.name) for entry in fields(value)}
     if isinstance(value, tuple):

@@ -325,6 +325,10 @@ def test_a_model_file_is_named_by_the_hash_of_its_head(tmp_path: Path) -> None:
         (["bench", "--api-key=K1", "x"], "bench '--api-key=***' x"),
         (["bench", "--against-api-key", "K2", "x"], "bench --against-api-key '***' x"),
         (["bench", "--api-key"], "bench --api-key"),
+        (["--url", "http://me:secret@h:1/v1"], "--url 'http://***@h:1/v1'"),
+        (["--url=https://token@h", "x"], "'--url=https://***@h' x"),
+        (["--vs=me:secret@h:1", "me:@h"], "'--vs=***@h:1' '***@h'"),
+        (["name@revision", "--prompt", "lognormal:5:1"], "name@revision --prompt lognormal:5:1"),
     ],
 )
 def test_keys_do_not_get_into_the_command(arguments: list[str], shown: str) -> None:
@@ -353,12 +357,13 @@ def test_options_that_make_no_sense(more: dict[str, Any]) -> None:
 
 def test_settings_are_public_but_keys_are_not() -> None:
     chosen = BenchOptions(
-        "http://h", Scenario.LOAD, api_key="K", prompt=Lengths.parse("5"), slo=SLO(ttft_s=1)
+        "http://me:secret@h", Scenario.LOAD, api_key="K", prompt=Lengths.parse("5"), slo=SLO(ttft_s=1)
     )
     public = chosen.public()
     assert json.loads(json.dumps(public)) == public
     assert (public["prompt"], public["output"]) == ("5", "lognormal:64:0.4")
     bounds = {"ttft_s": 1, "ttft_token_s": None, "tpot_s": None, "itl_s": None, "e2e_s": None}
     assert public["slo"] == bounds
+    assert public["url"] == "http://***@h"
     assert "K" not in json.dumps(public)
     assert "K" not in repr(chosen)
