@@ -20,6 +20,7 @@ from edgeserve.bench.compare import compare, read_summary
 from edgeserve.bench.options import Scenario
 from edgeserve.bench.read_options import read_options
 from edgeserve.bench.report import comparison_text
+from edgeserve.client import hide_user
 from edgeserve.folders import data_dir
 from tui.bench_child import REPORT
 
@@ -95,8 +96,8 @@ def compared(first: BenchRun, second: BenchRun) -> str:
 
 
 def command_of(url: str, typed: Mapping[str, str]) -> list[str]:
-    """The same benchmark as a command line; the key is left out."""
-    words = ["edgeserve", "bench", "--url", url]
+    """The same benchmark as a command line; the key and the address's user are left out."""
+    words = ["edgeserve", "bench", "--url", hide_user(url)]
     for name, text in typed.items():
         words += [f"--{name.replace('_', '-')}", text] if text else []
     return words

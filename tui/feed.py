@@ -10,7 +10,7 @@ import asyncio
 import time
 from contextlib import aclosing
 
-from edgeserve.client import Client, server_root
+from edgeserve.client import Client, hide_user, server_root
 from edgeserve.errors import EdgeserveError
 from tui.history import History
 from tui.launcher import Launcher
@@ -43,6 +43,11 @@ class Feed:
         self.planned: PlannedMemory | None = None
         self.real: ProcessMemory | None = None
         self._pid: int | None = None
+
+    @property
+    def address(self) -> str:
+        """`url` as it may be shown: without a user that it names."""
+        return hide_user(self.url)
 
     @property
     def latest(self) -> Snapshot | None:

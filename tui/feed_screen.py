@@ -30,4 +30,4 @@ class FeedScreen(Screen[None]):
         """Which server, and how it stands."""
         feed, is_narrow = self.feed, self.size.width < _NARROW_COLUMNS
         right = link_parts(feed, feed.now(), is_narrow=is_narrow)
-        self.query_one("#top", TwoEndedLine).show(server_parts(feed.facts, feed.url), right)
+        self.query_one("#top", TwoEndedLine).show(server_parts(feed.facts, feed.address), right)

@@ -53,7 +53,7 @@ def _link_text(feed: Feed) -> str:
 def absent_text(feed: Feed) -> str:
     """What fills the screen before the first word of a server."""
     link = feed.link
-    address = feed.url.removeprefix("http://")
+    address = feed.address.removeprefix("http://")
     if feed.is_starting:
         return f"Starting a server at {address}.{_said(feed)}"
     if feed.launcher is not None and feed.launcher.exit_code is not None:

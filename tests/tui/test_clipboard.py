@@ -88,6 +88,20 @@ async def test_the_command_of_a_benchmark_reaches_the_terminal(monkeypatch):
         assert copied.split() == bench_command(app.feed.url, app.screen.typed)
 
 
+async def test_the_user_of_an_address_is_neither_shown_nor_copied(monkeypatch):
+    app = EdgeserveApp(Feed("me:secret@127.0.0.1:9"), mode="bench")
+    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+        await until(pilot, lambda: app.current_mode == "bench" and bool(app.screen.query("#top")), "for it")
+        written = written_to(app, monkeypatch)
+        await until_shown(pilot, "***@127.0.0.1:9")
+        app.screen.action_copy_command()
+        await until_shown(pilot, "The command is in the clipboard")
+        (copied,) = clipboards(written)
+    assert "***@127.0.0.1:9" in copied
+    assert "secret" not in copied
+    assert "secret" in app.feed.url
+
+
 async def test_a_terminal_that_is_known_not_to_take_it_has_its_way_out_named(monkeypatch):
     monkeypatch.setenv("TERM_PROGRAM", "Apple_Terminal")
     app = EdgeserveApp(Feed("127.0.0.1:9"), mode="bench")
