@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from edgeserve.bench.workload import Arrivals, Lengths
 from edgeserve.client import hide_user
@@ -111,12 +112,22 @@ class BenchOptions:
     def output_lengths(self) -> Lengths:
         return self.output or Lengths.parse(DEFAULT_LENGTHS[self.scenario][1])
 
+    @property
+    def key_against(self) -> str | None:
+        """The second server's key: its own, or the first one's where both are on the same host."""
+        is_neighbour = _host(self.against) == _host(self.url)
+        return self.against_api_key or (self.api_key if is_neighbour else None)
+
     def public(self) -> dict[str, object]:
         """All settings but the keys and the users of addresses, in plain values for the report."""
         plain: dict[str, object] = {
             entry.name: _plain(getattr(self, entry.name)) for entry in fields(self) if entry.repr
         }
         return plain | {"prompt": str(self.prompt_lengths), "output": str(self.output_lengths)}
+
+
+def _host(url: str | None) -> str | None:
+    return urlsplit(url).hostname if url else None
 
 
 def _plain(value: object) -> object:

@@ -102,7 +102,7 @@ class Session:
         options = self.options
         addresses = [("A", options.url, options.api_key)]
         if options.against is not None:
-            addresses.append(("B", options.against, options.against_api_key or options.api_key))
+            addresses.append(("B", options.against, options.key_against))
         busy = environment.busy_processes()
         if busy:
             names = ", ".join(f"{process['name']} ({process['cpu_share']:.0%})" for process in busy)

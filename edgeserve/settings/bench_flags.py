@@ -37,7 +37,7 @@ BENCH_FLAGS: tuple[BenchFlag, ...] = (
     BenchFlag("url", "url", "URL", "a server that runs already; without it one is started", TARGET),
     BenchFlag("vs", "vs", "URL", "a second server, measured in turns with the first (A B A B)", TARGET),
     BenchFlag("api_key", "api-key", "KEY", "key for --url", TARGET),
-    BenchFlag("vs_api_key", "vs-api-key", "KEY", "key for --vs, when it is another one", TARGET),
+    BenchFlag("vs_api_key", "vs-api-key", "KEY", "key for --vs [that of --url on the same host]", TARGET),
     BenchFlag("scenario", "scenario", "A,B", f"one or several of {SCENARIOS} [decode,stall,turns]", TARGET),
     BenchFlag(
         "prompt",

@@ -355,6 +355,20 @@ def test_options_that_make_no_sense(more: dict[str, Any]) -> None:
         BenchOptions("http://h", Scenario.TRACE)
 
 
+@pytest.mark.parametrize(
+    ("against", "own", "used"),
+    [
+        ("http://h:2", None, "K"),
+        ("http://other:1", None, None),
+        ("http://other:1", "own", "own"),
+        ("http://h:2", "own", "own"),
+    ],
+)
+def test_a_key_is_not_sent_to_another_host(against: str, own: str | None, used: str | None) -> None:
+    chosen = BenchOptions("http://h:1", Scenario.LOAD, against, api_key="K", against_api_key=own)
+    assert chosen.key_against == used
+
+
 def test_settings_are_public_but_keys_are_not() -> None:
     chosen = BenchOptions(
         "http://me:secret@h", Scenario.LOAD, api_key="K", prompt=Lengths.parse("5"), slo=SLO(ttft_s=1)
