@@ -27,7 +27,7 @@ from edgeserve.tune_choice import (
     choose,
     choose_layout,
 )
-from edgeserve.tune_probe import Probe, Streams
+from edgeserve.tune_probe import SEED_TOKENS, Probe, Streams
 
 CHUNKS = (16, 32, 64, 128, 256, 512)
 SHORT_S = 15.0
@@ -163,24 +163,36 @@ def _take_turns(
         for candidate in _order(usable, number):
             if _has_time(usable[candidate].decode_s, deadline, _DECODES):
                 usable[candidate].decode_s.append(_decode_s(probes[candidate.flash_attn].one, candidate))
+    token_s = median(next(iter(usable.values())).decode_s or [0.0])
     for probe in probes.values():
+        # A token of a prompt takes at most about half of what one takes alone.
+        if not deadline.has_time_for(SEED_TOKENS * token_s / 2):
+            return
         probe.one.deepen()
         probe.one.step(1, threads)
+    sizes = _sizes(next(iter(probes.values())), threads, len(usable), deadline)
     for number in range(num_rounds):
         on_progress(f"turn {number + 1} of {num_rounds}")
         for candidate in _order(usable, number):
             if not _has_time(usable[candidate].alone_s, deadline, 1 / 8):
                 return
-            _take_turn(probes[candidate.flash_attn], usable[candidate], candidate)
+            _take_turn(probes[candidate.flash_attn], usable[candidate], candidate, sizes)
     if not is_short:
         _measure_chunks(probes, usable, deadline, on_progress)
 
 
-def _take_turn(probes: _Probes, samples: Turns, candidate: Candidate) -> None:
+def _sizes(probes: _Probes, n_threads: int, num_candidates: int, deadline: Deadline) -> tuple[int, ...]:
+    """The chunks of every turn: large ones only where enough turns of them fit into the time."""
+    token_s = probes.one.step(SMALL_CHUNK, n_threads) / SMALL_CHUNK
+    num_tokens = MIN_ROUNDS * num_candidates * (SMALL_CHUNK + LARGE_CHUNK)
+    return (SMALL_CHUNK, LARGE_CHUNK) if deadline.has_time_for(num_tokens * token_s) else (SMALL_CHUNK,)
+
+
+def _take_turn(probes: _Probes, samples: Turns, candidate: Candidate, sizes: tuple[int, ...]) -> None:
     """One sample of all that the choice rests on."""
     n_threads = candidate.n_threads
     samples.decode_deep_s.append(_decode_s(probes.one, candidate))
-    for size in (SMALL_CHUNK, LARGE_CHUNK):
+    for size in sizes:
         samples.chunk_s.setdefault(size, []).append(probes.one.step(size, n_threads))
     samples.streams_s.append(median(probes.few.step(n_threads) for _ in range(_DECODES)))
 

@@ -36,9 +36,6 @@ class Candidate:
     flash_attn: FlashAttention
     n_threads: int
 
-    def __str__(self) -> str:
-        return f"flash attention {self.flash_attn}, {self.n_threads} threads"
-
 
 @dataclass(slots=True)
 class Turns:
@@ -52,8 +49,11 @@ class Turns:
 
     @property
     def alone_s(self) -> list[float]:
-        """Expected seconds of the request that has the machine to itself, by turn."""
-        return self._request_s(LARGE_CHUNK, self.decode_deep_s)
+        """Expected seconds of the request that has the machine to itself, by turn; its prompt in small chunks
+        where there was no time to measure large ones."""
+        return self._request_s(
+            LARGE_CHUNK if LARGE_CHUNK in self.chunk_s else SMALL_CHUNK, self.decode_deep_s
+        )
 
     @property
     def beside_s(self) -> list[float]:

@@ -27,7 +27,7 @@ from edgeserve.tune_choice import (
     choose_layout,
     is_clearly_faster,
 )
-from edgeserve.tune_probe import DEPTH, SEED_TOKENS, Probe, Streams
+from edgeserve.tune_probe import DEPTH, SEED_TOKENS, STREAM_TOKENS, Probe, Streams
 
 OFF, ON = Candidate("off", 4), Candidate("on", 4)
 
@@ -52,6 +52,8 @@ def test_a_request_is_its_prompt_in_small_steps_and_its_answer_at_depth() -> Non
     one = turns(10, 200, count=1, streams_ms=25, large_tok_s=250)
     assert one.alone_s == pytest.approx([4 + 2])
     assert one.beside_s == pytest.approx([5 + 1 + 2.5])
+    del one.chunk_s[128]
+    assert one.alone_s == pytest.approx([5 + 2]), "small chunks where large ones took too long"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_streams_are_timed_together_and_left_as_they_were(model: Model, unified:
     base = resolve(EngineConfig(model.path, n_threads=1), model)
     streams = Streams(model, base, 3, unified=unified)
     assert streams.step(1) > 0
-    assert [streams.context.seq_pos_max(seq_id) + 1 for seq_id in range(3)] == [SEED_TOKENS] * 3
+    assert [streams.context.seq_pos_max(seq_id) + 1 for seq_id in range(3)] == [STREAM_TOKENS] * 3
     streams.close()
 
 
@@ -182,6 +184,15 @@ def test_a_short_measurement_has_every_time_and_says_why(
     assert {step.num_prefill for step in tuning.steps} == {0, 32, 128}
     assert {step.num_decodes for step in tuning.steps} == {0, 1, NUM_STREAMS}
     assert parts and result.reasons
+
+
+def test_a_slow_model_is_measured_in_small_chunks_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeserve.tune._SHORT_ROUNDS", 1)
+    slow = Deadline()
+    monkeypatch.setattr(slow, "has_time_for", lambda duration_s: duration_s < 160 * 1e-3)
+    monkeypatch.setattr(Probe, "step", lambda probe, num_tokens, n_threads: num_tokens * 1e-3)
+    result = tune(model, EngineConfig(model.path, n_threads=1), deadline=slow, is_short=True)
+    assert [set(row["prefill_tok_s"]) for row in result.table] == [{32}, {32}]
 
 
 def test_a_measurement_ends_when_it_is_told_to(model: Model) -> None:
