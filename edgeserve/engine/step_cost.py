@@ -34,6 +34,7 @@ _FIRST_CHUNK = 32
 _UP, _DOWN = 0.5, 0.2
 _OUTLIER = 3.0
 _CLEARLY = 0.9
+_FEW = 3
 _FORGET_STEPS = 40
 """After so many steps with prompts, a size that was not used is believed to cost per token what the nearest
 used one does, if that is less, and is learned anew: one hiccup must not keep a size out for ever. It costs
@@ -46,8 +47,10 @@ class _Average:
     counts as three times the usual at most."""
 
     value: float | None = None
+    num_samples: int = 0
 
     def add(self, sample: float) -> None:
+        self.num_samples += 1
         if self.value is None:
             self.value = sample
             return
@@ -126,6 +129,10 @@ class StepCost:
             return 0.0
         nearest = self._nearest(size, self._per_token_s)
         cost_s = self._per_token_s[nearest].value or 0.0
+        known = [other for other, average in self._per_token_s.items() if average.num_samples >= _FEW]
+        if nearest not in known and known:
+            # A lucky first sample would be believed until it is refuted by a step that takes too long.
+            cost_s = max(cost_s, self._per_token_s[self._nearest(size, known)].value or 0.0)
         in_use = [known for known in self._used_at if self._is_in_use(known)]
         if nearest in in_use or not in_use:
             return cost_s

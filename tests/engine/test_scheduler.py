@@ -203,8 +203,10 @@ def test_over_random_workloads_everything_holds(
 def test_a_steady_machine_keeps_the_gap_target(
     decode_ms: float, token_ms: float, noise: list[float], num_decodes: int
 ) -> None:
-    """Streams decode while long prompts come in: on a machine whose noise is within a quarter, every step
-    after the first few is within 1.5 times the target, unless the floor alone is beyond it."""
+    """Streams decode while long prompts come in, on a machine whose noise is within a quarter: of the steps
+    after the first few 95 % are within 1.5 times the target, unless the floor alone is beyond it. A single one
+    may miss by more: a size tried in the fastest moments (0.8) and used in the slowest (1.25), beside decodes
+    that were the other way round."""
     cost = StepCost()
     made = Scheduler(KVCache(num_decodes + 1, 10_000 * (num_decodes + 1), 10_000, False), 2048, cost)
     machine = Machine(decode_ms, token_ms, noise)
@@ -219,4 +221,6 @@ def test_a_steady_machine_keeps_the_gap_target(
         cost.observe(decision.num_decode_tokens, decision.num_prefill_tokens, duration)
         if index > 30 and decision.num_decode_tokens == num_decodes and decision.num_prefill_tokens > 8:
             steps.append(duration)
-    assert all(duration <= 1.5 * cost.target_s for duration in steps)
+    steps.sort()
+    assert not steps or steps[int(0.95 * (len(steps) - 1))] <= 1.5 * cost.target_s
+    assert all(duration <= 2.2 * cost.target_s for duration in steps)

@@ -108,6 +108,18 @@ def test_the_default_target_is_longer_while_others_wait_for_a_place() -> None:
     assert asked.prefill_tokens(1, 2048, is_crowded=True) == 64
 
 
+def test_a_lucky_first_sample_is_not_believed_over_a_neighbour_that_is_known() -> None:
+    cost = StepCost(0.15)
+    for _ in range(5):
+        cost.observe(1, 0, 0.01)
+        cost.observe(1, 32, 0.138)
+    cost.observe(1, 40, 0.09)
+    assert cost.step_s(1, 40) == pytest.approx(0.01 + 40 * 0.004)
+    for _ in range(8):
+        cost.observe(1, 40, 0.09)
+    assert cost.step_s(1, 40) == pytest.approx(0.09)
+
+
 def test_a_size_that_was_slow_once_is_tried_again() -> None:
     cost = learned(10, 2, itl_target_s=0.12)
     assert cost.prefill_tokens(1, 2048) == 48
