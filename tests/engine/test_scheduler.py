@@ -204,7 +204,7 @@ def test_a_steady_machine_keeps_the_gap_target(
     decode_ms: float, token_ms: float, noise: list[float], num_decodes: int
 ) -> None:
     """Streams decode while long prompts come in, on a machine whose noise is within a quarter: of the steps
-    after the first few 95 % are within 1.5 times the target, unless the floor alone is beyond it. A single one
+    after the first few 95 % are within 1.5 times the target, unless the floor alone is beyond it. Single ones
     may miss by more: a size tried in the fastest moments (0.8) and used in the slowest (1.25), beside decodes
     that were the other way round."""
     cost = StepCost()
