@@ -13,8 +13,8 @@ from hypothesis import settings
 from edgeserve.llama import Model
 from edgeserve.local_models import models_dir
 
-# The same examples in every run: a new one is found by looking for it (`--hypothesis-profile=default`), not by
-# a change that has nothing to do with it.
+# The same examples in every run: a new one is found by looking for it (`--hypothesis-profile=default`), not
+# by a change that has nothing to do with it.
 settings.register_profile("steady", derandomize=True)
 settings.load_profile("steady")
 
