@@ -232,7 +232,8 @@ def _decode_s(probe: Probe, candidate: Candidate) -> float:
 def _measure_layouts(model: Model, base: EngineConfig) -> dict[str, list[float]]:
     """Decodes of a few streams at once, in turns."""
     layouts = {
-        name: Streams(model, base, NUM_STREAMS, unified=name == "unified") for name in ("split", "unified")
+        name: Streams(model, base, NUM_STREAMS, SEED_TOKENS, unified=name == "unified")
+        for name in ("split", "unified")
     }
     found: dict[str, list[float]] = {name: [] for name in layouts}
     try:

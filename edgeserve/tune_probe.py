@@ -18,8 +18,9 @@ SEED_TOKENS = 64
 DEPTH = 1024
 """Tokens behind which decoding is measured: what a few turns of a chat come to."""
 
-STREAM_TOKENS = 16
-"""Tokens that each of several streams holds."""
+STREAM_TOKENS = 4
+"""Tokens that each of several streams holds: few, since a first start has no time to compute many. Every
+length up to the padding of the cells (256) takes the same time."""
 
 _LARGEST = 512
 _NUM_COPIES = DEPTH // SEED_TOKENS
@@ -86,13 +87,22 @@ class Probe:
 class Streams:
     """A few sequences that decode together, in one cell layout."""
 
-    def __init__(self, model: Model, base: EngineConfig, num_streams: int, *, unified: bool) -> None:
-        """Raises OutOfMemoryError or ModelError when these settings cannot be had."""
-        self.depth = STREAM_TOKENS
+    def __init__(
+        self,
+        model: Model,
+        base: EngineConfig,
+        num_streams: int,
+        num_tokens: int = STREAM_TOKENS,
+        *,
+        unified: bool,
+    ) -> None:
+        """`num_tokens` of its own for each, at most SEED_TOKENS. Raises OutOfMemoryError or ModelError when
+        these settings cannot be had."""
+        self.depth = num_tokens
         self._num_streams = num_streams
         config = replace(
             base,
-            n_ctx=num_streams * 2 * SEED_TOKENS,  # room for what a split part is rounded up to
+            n_ctx=num_streams * 2 * SEED_TOKENS,
             n_seq_max=num_streams,
             n_batch=_LARGEST,
             n_ubatch=_LARGEST,
@@ -102,11 +112,9 @@ class Streams:
         self.context = Context(model, config)
         self._batch = Batch(_LARGEST)
         self._n_vocab = model.n_vocab
-        self._batch.add(spread_tokens(0, STREAM_TOKENS, self._n_vocab), 0, 0, last_logits=True)
+        for seq_id in range(num_streams):
+            self._batch.add(spread_tokens(seq_id, num_tokens, self._n_vocab), 0, seq_id, last_logits=True)
         timed_step(self.context, self._batch)
-        # Copies: that what they hold is the same text changes no time.
-        for seq_id in range(1, num_streams):
-            self.context.share_prefix(0, seq_id)
 
     def step(self, n_threads: int) -> float:
         """Seconds of one decode of all of them, which is forgotten again."""

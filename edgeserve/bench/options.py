@@ -85,8 +85,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         self._check_positive("duration_s", "timeout_s", "burstiness", "stall_prompt_tokens", "num_turns")
-        self._check_positive("num_chats")
-        self._check_positive("repeats", "num_requests", "probe_rate_per_s")
+        self._check_positive("num_chats", "repeats", "num_requests", "probe_rate_per_s")
         for name in ("streams", "depths", "rates_per_s", "concurrency"):
             values = getattr(self, name)
             if not values or not all(value > 0 and math.isfinite(value) for value in values):

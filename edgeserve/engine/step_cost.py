@@ -11,7 +11,7 @@ does. Sizes grow by a half at most, which bounds how far a first try can miss.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 CHUNK_SIZES = (
@@ -133,7 +133,7 @@ class StepCost:
         if nearest not in known and known:
             # A lucky first sample would be believed until it is refuted by a step that takes too long.
             cost_s = max(cost_s, self._per_token_s[self._nearest(size, known)].value or 0.0)
-        in_use = [known for known in self._used_at if self._is_in_use(known)]
+        in_use = [other for other in self._used_at if self._is_in_use(other)]
         if nearest in in_use or not in_use:
             return cost_s
         return min(cost_s, self._per_token_s[self._nearest(size, in_use)].value or 0.0)
@@ -142,7 +142,9 @@ class StepCost:
         return size in self._used_at and self._num_prompt_steps - self._used_at[size] < _FORGET_STEPS
 
     @staticmethod
-    def _nearest(size: int, sizes: Iterable[int]) -> int:
+    def _nearest(size: int, sizes: Collection[int]) -> int:
+        if size in sizes:
+            return size
         position = CHUNK_SIZES.index(size)
         return min(sizes, key=lambda known: abs(CHUNK_SIZES.index(known) - position))
 
