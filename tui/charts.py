@@ -13,7 +13,16 @@ from rich.style import Style
 from textual.strip import Strip
 
 from tui.snapshot import Step
-from tui.strips import EIGHTHS, Cell, axis_labels, bar_character, bar_eighths, nice_top, strip_of
+from tui.strips import (
+    EIGHTHS,
+    Cell,
+    axis_labels,
+    bar_character,
+    bar_eighths,
+    character_in,
+    nice_top,
+    strip_of,
+)
 from tui.titled import Titled
 
 AXIS_COLUMNS = 6
@@ -115,7 +124,7 @@ class TimeChart(_Chart):
         is_target_row = self._target_row(num_rows) == row
         heights = [bar_eighths(value or 0.0, top, num_rows) for value in list(self._values)[-num_columns:]]
         for height in [0] * (num_columns - len(heights)) + heights:
-            character = EIGHTHS[max(0, min(8, height - 8 * row))]
+            character = character_in(row, height)
             if is_target_row and character in " █":
                 cells.append(("╌", on_bar if character == "█" else target))
             else:

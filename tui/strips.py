@@ -57,7 +57,12 @@ def bar_eighths(value: float, top: float, num_rows: int) -> int:
 
 def bar_character(value: float, top: float, row: int, num_rows: int) -> str:
     """The character of such a bar in `row`; 0 is the lowest."""
-    return EIGHTHS[max(0, min(8, bar_eighths(value, top, num_rows) - 8 * row))]
+    return character_in(row, bar_eighths(value, top, num_rows))
+
+
+def character_in(row: int, height: int) -> str:
+    """The character in `row` of a bar that is so many eighths of a row high."""
+    return EIGHTHS[max(0, min(8, height - 8 * row))]
 
 
 def axis_labels(top: float, num_rows: int) -> dict[int, str]:
